@@ -1,0 +1,67 @@
+"""Errors that a caller sees, and the gRPC status each one becomes.
+
+    OutriderError
+    ├── InvalidRequest   INVALID_ARGUMENT     a field outside its limits, named
+    ├── NotFound         NOT_FOUND            an unknown model
+    ├── Incompatible     FAILED_PRECONDITION  two services that cannot work together
+    ├── Overloaded       RESOURCE_EXHAUSTED   try again after `retry_after_s`
+    ├── Unavailable      UNAVAILABLE          not ready, draining or lost
+    └── EngineFailed     INTERNAL             a step failed
+
+Knows nothing of how they travel: `interceptors.py` does.
+"""
+
+from __future__ import annotations
+
+import grpc
+
+
+class OutriderError(Exception):
+    """Base of every error that is meant for a caller. `str(error)` is the message."""
+
+    code = grpc.StatusCode.INTERNAL
+
+
+class InvalidRequest(OutriderError):
+    """A field of the request is outside its limits."""
+
+    code = grpc.StatusCode.INVALID_ARGUMENT
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message
+
+
+class NotFound(OutriderError):
+    """What the request names does not exist here."""
+
+    code = grpc.StatusCode.NOT_FOUND
+
+
+class Incompatible(OutriderError):
+    """Two services cannot work together: other vocabulary or protocol version."""
+
+    code = grpc.StatusCode.FAILED_PRECONDITION
+
+
+class Overloaded(OutriderError):
+    """A queue is full. The answer carries RetryInfo."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(OutriderError):
+    """Not ready yet, draining, or the service behind is lost."""
+
+    code = grpc.StatusCode.UNAVAILABLE
+
+
+class EngineFailed(OutriderError):
+    """A step of the engine failed; the message says which."""
+
+    code = grpc.StatusCode.INTERNAL

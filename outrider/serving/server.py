@@ -1,0 +1,150 @@
+"""The life of a service: load, listen, say SERVING; on a signal say NOT_SERVING, drain, free.
+
+Knows nothing of what the service does. The first SIGTERM or SIGINT drains, the second one ends the
+process at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from outrider.serving.channel import server_options
+from outrider.serving.interceptors import ErrorInterceptor
+
+log = structlog.get_logger(__name__)
+
+_SERVING = health_pb2.HealthCheckResponse.SERVING
+_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+class Service(Protocol):
+    """What `serve` needs of a service."""
+
+    service_names: Sequence[str]
+    """Full protobuf names, for health and reflection."""
+
+    async def start(self, set_healthy: Callable[[bool], None]) -> None:
+        """Load and warm. `set_healthy` may be called at any later time; healthy after the return."""
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the servicers."""
+
+    async def drain(self) -> None:
+        """Refuse new work and end streams that would not end by themselves."""
+
+    async def stop(self) -> None:
+        """Free everything. Called once, after the last call has ended."""
+
+
+async def serve(service: Service, host: str, port: int, grace_s: float) -> None:
+    """Run `service` until a signal. Raises what `start` raises, and OSError for a taken port."""
+    with _signals() as stop:
+        servicer = health.aio.HealthServicer()
+        health_task: set[asyncio.Task[None]] = set()
+        draining = False
+
+        def set_healthy(healthy: bool) -> None:
+            if draining:
+                return
+            task = asyncio.ensure_future(_set_health(servicer, service, healthy))
+            health_task.add(task)
+            task.add_done_callback(health_task.discard)
+
+        try:
+            if not await _until(service.start(set_healthy), stop):
+                log.info("stopped while starting")
+                return
+            server = _make_server(service, servicer)
+            bound = _bind(server, host, port)
+            await server.start()
+            await _set_health(servicer, service, True)
+            log.info("listening", host=host, port=bound)
+            await stop.wait()
+            log.info("draining", grace_s=grace_s)
+            draining = True
+            await servicer.enter_graceful_shutdown()
+            await service.drain()
+            await server.stop(grace_s)
+        finally:
+            await service.stop()
+        log.info("stopped")
+
+
+def run(main: Callable[[], contextlib.AbstractAsyncContextManager[None] | object]) -> None:
+    """Run the coroutine that `main()` makes, on uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        log.warning("uvloop is not installed, falling back to asyncio's own loop")
+        asyncio.run(main())  # type: ignore[arg-type]
+    else:
+        uvloop.run(main())  # type: ignore[arg-type]
+
+
+def _make_server(service: Service, servicer: health.aio.HealthServicer) -> grpc.aio.Server:
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
+    service.register(server)
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    names = (*service.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    reflection.enable_server_reflection(names, server)
+    return server
+
+
+def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        bound: int = server.add_insecure_port(address)
+    except RuntimeError as error:
+        raise OSError(f"cannot listen on {address}: {error}") from error
+    if bound == 0:
+        raise OSError(f"cannot listen on {address}")
+    return bound
+
+
+async def _set_health(servicer: health.aio.HealthServicer, service: Service, healthy: bool) -> None:
+    for name in ("", *service.service_names):
+        await servicer.set(name, _SERVING if healthy else _NOT_SERVING)
+
+
+async def _until(work: object, stop: asyncio.Event) -> bool:
+    """Await `work`, giving up when `stop` is set first. True if it ended by itself."""
+    task = asyncio.ensure_future(work)  # type: ignore[arg-type]
+    stopping = asyncio.ensure_future(stop.wait())
+    await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if task.done():
+        task.result()
+        return True
+    task.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+    return False
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[asyncio.Event]:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def on_signal(number: int) -> None:
+        if stop.is_set():
+            os._exit(128 + number)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        yield stop
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)

@@ -1,0 +1,90 @@
+"""Every setting of every service: the one source of flags, variables and their documentation.
+
+The command line makes a flag `--max-waiting` and a variable `OUTRIDER_TARGET_MAX_WAITING` from a
+field `max_waiting` of TargetSettings. Values are checked once, here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class SettingsError(ValueError):
+    """A setting outside its limits; the message names it."""
+
+
+def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
+    """A dataclass field with its documentation and limits."""
+    return field(default=default, metadata={"help": help, "low": low, "high": high})
+
+
+class _Checked:
+    def __post_init__(self) -> None:
+        for name, spec in self.__dataclass_fields__.items():  # type: ignore[attr-defined]
+            value, low, high = getattr(self, name), spec.metadata["low"], spec.metadata["high"]
+            if low is not None and value < low:
+                raise SettingsError(f"{name} must be at least {low:g}, got {value:g}")
+            if high is not None and value > high:
+                raise SettingsError(f"{name} must be at most {high:g}, got {value:g}")
+
+
+def split_addresses(addresses: str) -> list[str]:
+    """Addresses of a comma-separated setting; empty entries are dropped."""
+    return [address.strip() for address in addresses.split(",") if address.strip()]
+
+
+@dataclass(frozen=True)
+class GatewaySettings(_Checked):
+    """The gateway."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(50051, "Port of the gRPC front.", low=0, high=65535)
+    model: str = setting("smollm2-135m-instruct", "Model name or folder, for its tokenizer.")
+    served_name: str = setting("", "Name that clients use. Empty: the model's own.")
+    targets: str = setting("127.0.0.1:50052", "Target addresses, comma-separated.")
+    max_concurrent: int = setting(512, "Most requests at once.", low=1)
+    grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
+    log_level: str = setting("info", "debug, info, warning or error.")
+
+
+@dataclass(frozen=True)
+class TargetSettings(_Checked):
+    """The target service."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(50052, "Port to listen on.", low=0, high=65535)
+    model: str = setting("smollm2-135m-instruct", "Model name or folder.")
+    dtype: str = setting("float32", "Precision of weights and arithmetic: float32.")
+    threads: int = setting(0, "Threads of a step. 0: one a core.", low=0)
+    kv_tokens: int = setting(16384, "Tokens that the paged cache holds.", low=16)
+    max_model_len: int = setting(0, "Longest sequence. 0: as the model says.", low=0)
+    max_sequences: int = setting(32, "Most sequences in a step.", low=1)
+    step_tokens: int = setting(512, "Most tokens in a step, drafts included.", low=16)
+    max_waiting: int = setting(256, "Most requests in the waiting line.", low=0)
+    max_draft_tokens: int = setting(8, "Most draft tokens of a round.", low=0, high=64)
+    max_window: int = setting(16, "Most tokens that a drafter runs ahead.", low=0, high=256)
+    drafters: str = setting("127.0.0.1:50053", "Draft service addresses, comma-separated.")
+    draft_wait_ms: float = setting(50.0, "Longest wait for drafts before a step.", low=0)
+    stream_tokens: int = setting(1024, "Most undelivered tokens of a stream.", low=1)
+    stall_s: float = setting(30.0, "Seconds after which an unread stream is ended.", low=0.1)
+    grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
+    log_level: str = setting("info", "debug, info, warning or error.")
+
+
+@dataclass(frozen=True)
+class DraftSettings(_Checked):
+    """The draft service."""
+
+    host: str = setting("127.0.0.1", "Address to listen on.")
+    port: int = setting(50053, "Port to listen on.", low=0, high=65535)
+    proposer: str = setting("ngram", "How it guesses: ngram or model.")
+    model: str = setting("", "Model name or folder of the model proposer.")
+    threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0)
+    kv_tokens: int = setting(16384, "Tokens that the model's paged cache holds.", low=16)
+    max_sequences: int = setting(256, "Most open sequences.", low=1)
+    max_window: int = setting(32, "Most tokens it runs ahead.", low=1, high=256)
+    ngram_min: int = setting(1, "Shortest match of the n-gram proposer.", low=1)
+    ngram_max: int = setting(4, "Longest match of the n-gram proposer.", low=1)
+    grace_s: float = setting(5.0, "Seconds that calls get at shutdown.", low=0)
+    log_level: str = setting("info", "debug, info, warning or error.")

@@ -1,0 +1,83 @@
+"""Protobuf to `outrider.params` and back: the settings that every service passes on."""
+
+from __future__ import annotations
+
+from outrider.params import (
+    InvalidParam,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+    VerificationMode,
+)
+from protos.outrider.v1 import sampling_pb2 as pb
+
+_MODES = {
+    pb.SpeculationParams.MODE_UNSPECIFIED: SpeculationMode.AUTO,
+    pb.SpeculationParams.MODE_AUTO: SpeculationMode.AUTO,
+    pb.SpeculationParams.MODE_OFF: SpeculationMode.OFF,
+    pb.SpeculationParams.MODE_FIXED: SpeculationMode.FIXED,
+}
+_VERIFICATIONS = {
+    pb.SpeculationParams.VERIFICATION_UNSPECIFIED: VerificationMode.EXACT_MATCH,
+    pb.SpeculationParams.VERIFICATION_EXACT_MATCH: VerificationMode.EXACT_MATCH,
+    pb.SpeculationParams.VERIFICATION_REJECTION: VerificationMode.REJECTION,
+}
+
+
+def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:
+    """Unset fields take the defaults of SamplingParams."""
+    names = (
+        "temperature", "top_k", "top_p", "min_p", "seed",
+        "repetition_penalty", "frequency_penalty", "presence_penalty",
+    )  # fmt: skip
+    given = {name: getattr(message, name) for name in names if message.HasField(name)}
+    return SamplingParams(**given, logit_bias=tuple(sorted(message.logit_bias.items())))
+
+
+def sampling_to_proto(params: SamplingParams) -> pb.SamplingParams:
+    """Every field is set, so that both ends agree whatever their defaults."""
+    return pb.SamplingParams(
+        temperature=params.temperature,
+        top_k=params.top_k,
+        top_p=params.top_p,
+        min_p=params.min_p,
+        seed=params.seed,
+        repetition_penalty=params.repetition_penalty,
+        frequency_penalty=params.frequency_penalty,
+        presence_penalty=params.presence_penalty,
+        logit_bias=dict(params.logit_bias),
+    )
+
+
+def stopping_from_proto(message: pb.StoppingParams) -> StoppingParams:
+    """Unset fields take the defaults of StoppingParams."""
+    return StoppingParams(
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+        min_tokens=message.min_tokens,
+        stop=tuple(message.stop),
+        stop_token_ids=tuple(message.stop_token_ids),
+        ignore_eos=message.ignore_eos,
+        include_stop=message.include_stop,
+    )
+
+
+def speculation_from_proto(message: pb.SpeculationParams) -> SpeculationParams:
+    """Raises InvalidParam for an enum value that this version does not know."""
+    if message.mode not in _MODES:
+        raise InvalidParam("speculation.mode", f"unknown value {message.mode}")
+    if message.verification not in _VERIFICATIONS:
+        raise InvalidParam("speculation.verification", f"unknown value {message.verification}")
+    cap = message.max_draft_tokens if message.HasField("max_draft_tokens") else None
+    return SpeculationParams(
+        mode=_MODES[message.mode],
+        max_draft_tokens=cap,
+        verification=_VERIFICATIONS[message.verification],
+    )
+
+
+def verification_to_proto(mode: VerificationMode) -> pb.SpeculationParams.Verification:
+    """The enum value on the wire."""
+    if mode is VerificationMode.REJECTION:
+        return pb.SpeculationParams.VERIFICATION_REJECTION
+    return pb.SpeculationParams.VERIFICATION_EXACT_MATCH
