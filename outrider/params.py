@@ -19,7 +19,7 @@ MAX_REQUEST_ID_BYTES = 128
 
 
 class InvalidParam(ValueError):
-    """A value outside its limits. `field` is its name on the wire, `message` says what is allowed."""
+    """A value outside its limits. `field` is its name on the wire, `message` the limit."""
 
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
@@ -30,7 +30,7 @@ class InvalidParam(ValueError):
 def check_range(
     field: str, value: float, low: float, high: float, *, low_open: bool = False
 ) -> None:
-    """Raise InvalidParam unless low <= value <= high (low < value if `low_open`); NaN is refused."""
+    """Raise InvalidParam unless low <= value <= high (low < value if `low_open`); not for NaN."""
     inside = (low < value if low_open else low <= value) and value <= high
     if not inside:  # also catches NaN
         bound = "above" if low_open else "at least"

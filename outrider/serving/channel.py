@@ -1,4 +1,4 @@
-"""How services reach and accept each other: message limits and keepalive that agree on both ends."""
+"""How services reach each other: message limits and keepalive that agree on both ends."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str
     """Options of a server that accepts channels made by `open_channel`."""
     return [
         *_limits(max_message_bytes),
-        # Clients may ping as often as our own do; otherwise the server hangs up with too_many_pings.
+        # Clients may ping as often as our own do; else the server says too_many_pings.
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
         ("grpc.keepalive_permit_without_calls", 1),
         # Two servers on one port would share its clients without anybody noticing.

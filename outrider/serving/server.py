@@ -34,7 +34,7 @@ class Service(Protocol):
     """Full protobuf names, for health and reflection."""
 
     async def start(self, set_healthy: Callable[[bool], None]) -> None:
-        """Load and warm. `set_healthy` may be called at any later time; healthy after the return."""
+        """Load and warm; healthy after the return. `set_healthy` may be called later."""
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the servicers."""
