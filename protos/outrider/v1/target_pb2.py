@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.outrider.v1 import sampling_pb2 as protos_dot_outrider_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/outrider/v1/target.proto\x12\x0boutrider.v1\x1a!protos/outrider/v1/sampling.proto\"\xf5\x02\n\x0cTokenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11resumed_token_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12-\n\x08stopping\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.StoppingParams\x12\x33\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x01n\x18\t \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x12\n\ncache_salt\x18\x0b \x01(\x0c\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_n\"\x97\x01\n\nTokenChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.outrider.v1.GeneratedToken\x12-\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x18.outrider.v1.TokenFinishH\x00\x88\x01\x01\x42\t\n\x07_finish\"\x8f\x01\n\x0bTokenFinish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\"\x18\n\x16TargetGetStatusRequest\"\xbf\x03\n\x17TargetGetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10token_table_hash\x18\x02 \x01(\x0c\x12\x1b\n\x13weights_fingerprint\x18\x03 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\r\n\x05state\x18\x08 \x01(\t\x12%\n\x04load\x18\t \x01(\x0b\x32\x17.outrider.v1.TargetLoad\x12*\n\x04pool\x18\n \x01(\x0b\x32\x1c.outrider.v1.BlockPoolStatus\x12,\n\x08\x64rafters\x18\x0b \x03(\x0b\x32\x1a.outrider.v1.DrafterStatus\x12\x33\n\x0bspeculation\x18\x0c \x01(\x0b\x32\x1e.outrider.v1.SpeculationTotals\x12\x13\n\x0binstance_id\x18\r \x01(\t\x12\x15\n\reos_token_ids\x18\x0e \x03(\r\x12\x13\n\x0bmax_waiting\x18\x0f \x01(\r\"\xf2\x01\n\nTargetLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0f\n\x07started\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x04\x12\x11\n\tcancelled\x18\x06 \x01(\x04\x12\x0f\n\x07refused\x18\x07 \x01(\x04\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x18\n\x10generated_tokens\x18\t \x01(\x04\x12\x13\n\x0bpreemptions\x18\n \x01(\x04\x12\x13\n\x0blast_step_s\x18\x0b \x01(\x01\x12\x18\n\x10prefilled_tokens\x18\x0c \x01(\x04\"\x80\x01\n\x0f\x42lockPoolStatus\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0c\n\x04used\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x18\n\x10integrity_errors\x18\x05 \x03(\t\x12\x14\n\x0cwasted_slots\x18\x06 \x01(\r\"\xdc\x01\n\rDrafterStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x11\n\tsequences\x18\x05 \x01(\r\x12\x18\n\x10\x63onnect_attempts\x18\x06 \x01(\x04\x12\x14\n\x0cround_trip_s\x18\x07 \x01(\x01\x12\x1b\n\x13weights_fingerprint\x18\x08 \x01(\t\x12&\n\x04load\x18\t \x01(\x0b\x32\x18.outrider.v1.DrafterLoad\"Q\n\x0b\x44rafterLoad\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\r\n\x05queue\x18\x02 \x01(\r\x12\x0f\n\x07step_us\x18\x03 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\r\"\xdd\x02\n\x11SpeculationTotals\x12\x0e\n\x06rounds\x18\x01 \x01(\x04\x12\x10\n\x08proposed\x18\x02 \x01(\x04\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\x04\x12:\n\x06unused\x18\x06 \x03(\x0b\x32*.outrider.v1.SpeculationTotals.UnusedEntry\x12:\n\x06\x66rames\x18\x07 \x03(\x0b\x32*.outrider.v1.SpeculationTotals.FramesEntry\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x1a-\n\x0bUnusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0b\x46ramesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xa2\x01\n\x06Target\x12@\n\x08Generate\x12\x19.outrider.v1.TokenRequest\x1a\x17.outrider.v1.TokenChunk0\x01\x12V\n\tGetStatus\x12#.outrider.v1.TargetGetStatusRequest\x1a$.outrider.v1.TargetGetStatusResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1fprotos/outrider/v1/target.proto\x12\x0boutrider.v1\x1a!protos/outrider/v1/sampling.proto\"\xf5\x02\n\x0cTokenRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12\x19\n\x11resumed_token_ids\x18\x03 \x03(\r\x12-\n\x08sampling\x18\x04 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12-\n\x08stopping\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.StoppingParams\x12\x33\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x15\n\x08logprobs\x18\x07 \x01(\rH\x00\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\x08 \x01(\rH\x01\x88\x01\x01\x12\x0e\n\x01n\x18\t \x01(\rH\x02\x88\x01\x01\x12\x10\n\x08priority\x18\n \x01(\x05\x12\x12\n\ncache_salt\x18\x0b \x01(\x0c\x42\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_n\"\xcb\x01\n\nTokenChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x13\n\x0b\x66irst_index\x18\x02 \x01(\r\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.outrider.v1.GeneratedToken\x12-\n\x06\x66inish\x18\x04 \x01(\x0b\x32\x18.outrider.v1.TokenFinishH\x00\x88\x01\x01\x12\x32\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStatsB\t\n\x07_finish\"\x8f\x01\n\x0bTokenFinish\x12)\n\x06reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x02 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x32\n\x0bspeculation\x18\x03 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\"\x18\n\x16TargetGetStatusRequest\"\xbf\x03\n\x17TargetGetStatusResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x18\n\x10token_table_hash\x18\x02 \x01(\x0c\x12\x1b\n\x13weights_fingerprint\x18\x03 \x01(\t\x12\x13\n\x0bnumerics_id\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12\x15\n\rmax_model_len\x18\x06 \x01(\r\x12\x18\n\x10max_draft_tokens\x18\x07 \x01(\r\x12\r\n\x05state\x18\x08 \x01(\t\x12%\n\x04load\x18\t \x01(\x0b\x32\x17.outrider.v1.TargetLoad\x12*\n\x04pool\x18\n \x01(\x0b\x32\x1c.outrider.v1.BlockPoolStatus\x12,\n\x08\x64rafters\x18\x0b \x03(\x0b\x32\x1a.outrider.v1.DrafterStatus\x12\x33\n\x0bspeculation\x18\x0c \x01(\x0b\x32\x1e.outrider.v1.SpeculationTotals\x12\x13\n\x0binstance_id\x18\r \x01(\t\x12\x15\n\reos_token_ids\x18\x0e \x03(\r\x12\x13\n\x0bmax_waiting\x18\x0f \x01(\r\"\xf2\x01\n\nTargetLoad\x12\x0f\n\x07running\x18\x01 \x01(\r\x12\x0f\n\x07waiting\x18\x02 \x01(\r\x12\x0f\n\x07started\x18\x03 \x01(\x04\x12\x10\n\x08\x66inished\x18\x04 \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x05 \x01(\x04\x12\x11\n\tcancelled\x18\x06 \x01(\x04\x12\x0f\n\x07refused\x18\x07 \x01(\x04\x12\r\n\x05steps\x18\x08 \x01(\x04\x12\x18\n\x10generated_tokens\x18\t \x01(\x04\x12\x13\n\x0bpreemptions\x18\n \x01(\x04\x12\x13\n\x0blast_step_s\x18\x0b \x01(\x01\x12\x18\n\x10prefilled_tokens\x18\x0c \x01(\x04\"\x80\x01\n\x0f\x42lockPoolStatus\x12\r\n\x05total\x18\x01 \x01(\r\x12\x0c\n\x04\x66ree\x18\x02 \x01(\r\x12\x0c\n\x04used\x18\x03 \x01(\r\x12\x12\n\nblock_size\x18\x04 \x01(\r\x12\x18\n\x10integrity_errors\x18\x05 \x03(\t\x12\x14\n\x0cwasted_slots\x18\x06 \x01(\r\"\xdc\x01\n\rDrafterStatus\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\x12\r\n\x05state\x18\x02 \x01(\t\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x13\n\x0binstance_id\x18\x04 \x01(\t\x12\x11\n\tsequences\x18\x05 \x01(\r\x12\x18\n\x10\x63onnect_attempts\x18\x06 \x01(\x04\x12\x14\n\x0cround_trip_s\x18\x07 \x01(\x01\x12\x1b\n\x13weights_fingerprint\x18\x08 \x01(\t\x12&\n\x04load\x18\t \x01(\x0b\x32\x18.outrider.v1.DrafterLoad\"Q\n\x0b\x44rafterLoad\x12\x10\n\x08sessions\x18\x01 \x01(\r\x12\r\n\x05queue\x18\x02 \x01(\r\x12\x0f\n\x07step_us\x18\x03 \x01(\r\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\r\"\xdd\x02\n\x11SpeculationTotals\x12\x0e\n\x06rounds\x18\x01 \x01(\x04\x12\x10\n\x08proposed\x18\x02 \x01(\x04\x12\x0f\n\x07\x64rafted\x18\x03 \x01(\x04\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x04 \x01(\x04\x12\x1d\n\x15\x61\x63\x63\x65pted_per_position\x18\x05 \x03(\x04\x12:\n\x06unused\x18\x06 \x03(\x0b\x32*.outrider.v1.SpeculationTotals.UnusedEntry\x12:\n\x06\x66rames\x18\x07 \x03(\x0b\x32*.outrider.v1.SpeculationTotals.FramesEntry\x12\x0e\n\x06wait_s\x18\x08 \x01(\x01\x1a-\n\x0bUnusedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a-\n\x0b\x46ramesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x32\xa2\x01\n\x06Target\x12@\n\x08Generate\x12\x19.outrider.v1.TokenRequest\x1a\x17.outrider.v1.TokenChunk0\x01\x12V\n\tGetStatus\x12#.outrider.v1.TargetGetStatusRequest\x1a$.outrider.v1.TargetGetStatusResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,27 +39,27 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENREQUEST']._serialized_start=84
   _globals['_TOKENREQUEST']._serialized_end=457
   _globals['_TOKENCHUNK']._serialized_start=460
-  _globals['_TOKENCHUNK']._serialized_end=611
-  _globals['_TOKENFINISH']._serialized_start=614
-  _globals['_TOKENFINISH']._serialized_end=757
-  _globals['_TARGETGETSTATUSREQUEST']._serialized_start=759
-  _globals['_TARGETGETSTATUSREQUEST']._serialized_end=783
-  _globals['_TARGETGETSTATUSRESPONSE']._serialized_start=786
-  _globals['_TARGETGETSTATUSRESPONSE']._serialized_end=1233
-  _globals['_TARGETLOAD']._serialized_start=1236
-  _globals['_TARGETLOAD']._serialized_end=1478
-  _globals['_BLOCKPOOLSTATUS']._serialized_start=1481
-  _globals['_BLOCKPOOLSTATUS']._serialized_end=1609
-  _globals['_DRAFTERSTATUS']._serialized_start=1612
-  _globals['_DRAFTERSTATUS']._serialized_end=1832
-  _globals['_DRAFTERLOAD']._serialized_start=1834
-  _globals['_DRAFTERLOAD']._serialized_end=1915
-  _globals['_SPECULATIONTOTALS']._serialized_start=1918
-  _globals['_SPECULATIONTOTALS']._serialized_end=2267
-  _globals['_SPECULATIONTOTALS_UNUSEDENTRY']._serialized_start=2175
-  _globals['_SPECULATIONTOTALS_UNUSEDENTRY']._serialized_end=2220
-  _globals['_SPECULATIONTOTALS_FRAMESENTRY']._serialized_start=2222
-  _globals['_SPECULATIONTOTALS_FRAMESENTRY']._serialized_end=2267
-  _globals['_TARGET']._serialized_start=2270
-  _globals['_TARGET']._serialized_end=2432
+  _globals['_TOKENCHUNK']._serialized_end=663
+  _globals['_TOKENFINISH']._serialized_start=666
+  _globals['_TOKENFINISH']._serialized_end=809
+  _globals['_TARGETGETSTATUSREQUEST']._serialized_start=811
+  _globals['_TARGETGETSTATUSREQUEST']._serialized_end=835
+  _globals['_TARGETGETSTATUSRESPONSE']._serialized_start=838
+  _globals['_TARGETGETSTATUSRESPONSE']._serialized_end=1285
+  _globals['_TARGETLOAD']._serialized_start=1288
+  _globals['_TARGETLOAD']._serialized_end=1530
+  _globals['_BLOCKPOOLSTATUS']._serialized_start=1533
+  _globals['_BLOCKPOOLSTATUS']._serialized_end=1661
+  _globals['_DRAFTERSTATUS']._serialized_start=1664
+  _globals['_DRAFTERSTATUS']._serialized_end=1884
+  _globals['_DRAFTERLOAD']._serialized_start=1886
+  _globals['_DRAFTERLOAD']._serialized_end=1967
+  _globals['_SPECULATIONTOTALS']._serialized_start=1970
+  _globals['_SPECULATIONTOTALS']._serialized_end=2319
+  _globals['_SPECULATIONTOTALS_UNUSEDENTRY']._serialized_start=2227
+  _globals['_SPECULATIONTOTALS_UNUSEDENTRY']._serialized_end=2272
+  _globals['_SPECULATIONTOTALS_FRAMESENTRY']._serialized_start=2274
+  _globals['_SPECULATIONTOTALS_FRAMESENTRY']._serialized_end=2319
+  _globals['_TARGET']._serialized_start=2322
+  _globals['_TARGET']._serialized_end=2484
 # @@protoc_insertion_point(module_scope)
