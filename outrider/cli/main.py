@@ -2,10 +2,42 @@
 
 from __future__ import annotations
 
+import importlib
+
 import click
 
+# Where each subcommand lives: (module, attribute, one line of help). Modules are imported when
+# their command is looked up, so that `outrider generate` never pays for what `models` needs.
+COMMANDS = {
+    "models": ("outrider.cli.models", "models", "Models that can be fetched by name."),
+}
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+
+class LazyGroup(click.Group):
+    """A group that imports a subcommand when it is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All names, in the order of COMMANDS."""
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import and return one."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute, _ = COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The help's list, without importing anything."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
 @click.version_option(package_name="outrider")
 def main() -> None:
     """Serve a large model faster without changing what it says."""

@@ -1,0 +1,1 @@
+"""Models by name: which ones there are, where they lie on disk, how they get there."""
