@@ -1,0 +1,31 @@
+"""What every test shares: a process set up for bit-equal arithmetic, and model folders.
+
+The variables are set here, before any test module can import torch, because MKL and OpenMP read
+them once.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Rows of a float32 product must not depend on how many rows there are (see docs/LOG.md).
+os.environ["MKL_CBWR"] = "AUTO,STRICT"
+# Two threads let a test compare with one; waiting threads must not spin on shared cores.
+os.environ.setdefault("OMP_NUM_THREADS", "2")
+os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
+# No test talks to a model hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import pytest
+
+SMOLLM2 = "smollm2-135m-instruct"
+
+
+@pytest.fixture(scope="session")
+def smollm2_folder() -> Path:
+    """The real model's folder; `make test` fetches it first."""
+    from outrider.models import store
+
+    return store.resolve(SMOLLM2)
