@@ -1,0 +1,101 @@
+"""The draft service as a process: builds the proposer, runs the loop, ends everything in order."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+
+import grpc
+import structlog
+
+from draft_service.batch import DraftLoop
+from draft_service.book import Capacity
+from draft_service.proposers.base import Proposer
+from draft_service.proposers.ngram import NgramProposer
+from draft_service.servicer import DraftServicer
+from outrider.serving import server
+from outrider.serving.errors import EngineFailed, Unavailable
+from outrider.serving.logs import configure_logging
+from outrider.serving.settings import DraftSettings, SettingsError
+from protos.outrider.v1 import draft_pb2, draft_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+_MAX_TOKENS = 2**21
+"""Confirmed tokens of all sequences together: about 1 GB with the n-gram index."""
+
+
+class DraftService:
+    """Life of one drafter; see `outrider.serving.server.Service`."""
+
+    service_names: Sequence[str] = (draft_pb2.DESCRIPTOR.services_by_name["Draft"].full_name,)
+
+    def __init__(self, settings: DraftSettings) -> None:
+        self._settings = settings
+        self._proposer: Proposer | None = None
+        self._servicer: DraftServicer | None = None
+        self._loop_task: asyncio.Task[None] | None = None
+        self._set_healthy: Callable[[bool], None] = lambda healthy: None
+
+    async def start(self, set_healthy: Callable[[bool], None]) -> None:
+        """Build the proposer, which may load a model, and begin to step."""
+        settings = self._settings
+        self._set_healthy = set_healthy
+        self._proposer = await make_proposer(settings)
+        identity = self._proposer.identity
+        loop = DraftLoop(self._proposer)
+        capacity = Capacity(settings.max_sequences, identity.max_len, _MAX_TOKENS)
+        name = f"draft-{secrets.token_hex(4)}"
+        self._servicer = DraftServicer(
+            self._proposer, loop, capacity, settings.max_window, instance_id=name
+        )
+        self._loop_task = asyncio.create_task(loop.run(), name="draft loop")
+        self._loop_task.add_done_callback(self._on_loop_end)
+        log.info("drafting", proposer=identity.proposer, model=identity.model, instance=name)
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the servicer."""
+        draft_pb2_grpc.add_DraftServicer_to_server(self._servicer, server)
+
+    async def drain(self) -> None:
+        """End every stream at once: targets go on alone, so waiting would help nobody."""
+        if self._servicer is not None:
+            self._servicer.refuse_all(Unavailable("the draft service is draining"))
+
+    async def stop(self) -> None:
+        """Free everything."""
+        if self._loop_task is not None:
+            self._loop_task.cancel()
+            await asyncio.wait({self._loop_task})  # its error, if any, has been reported
+        if self._proposer is not None:
+            self._proposer.shutdown()
+
+    def _on_loop_end(self, task: asyncio.Task[None]) -> None:
+        """A step failed: without its loop the service can only say so."""
+        if task.cancelled():
+            return
+        error = task.exception()
+        log.error("the draft loop failed", exc_info=error)
+        self._set_healthy(False)
+        if self._servicer is not None:
+            self._servicer.refuse_all(EngineFailed(f"the draft loop failed: {error}"))
+
+
+async def make_proposer(settings: DraftSettings) -> Proposer:
+    """The proposer that the settings name."""
+    if settings.proposer == "ngram":
+        return NgramProposer(settings.ngram_min, settings.ngram_max)
+    if settings.proposer == "model":
+        # Torch is loaded only for those who use it.
+        from draft_service.proposers.model import ModelProposer
+
+        return await ModelProposer.load(settings)
+    raise SettingsError(f"proposer must be ngram or model, got {settings.proposer!r}")
+
+
+def run(settings: DraftSettings) -> None:
+    """The whole process, until a signal."""
+    configure_logging("draft", settings.log_level)
+    service = DraftService(settings)
+    server.run(lambda: server.serve(service, settings.host, settings.port, settings.grace_s))

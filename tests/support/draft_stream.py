@@ -1,0 +1,232 @@
+"""The target's end of a `Speculate` stream, written by hand, for tests of drafters.
+
+`DraftStream` sends frames and keeps everything that comes back; `Follower` puts the proposals of
+one sequence together as a target would.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import grpc
+
+from outrider.serving.channel import open_channel, server_options
+from outrider.serving.interceptors import ErrorInterceptor
+from outrider.serving.settings import DraftSettings
+from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, sampling_pb2
+
+WAIT_S = 10.0
+
+
+def make_hello(**changes: object) -> draft_pb2.Hello:
+    """A target's Hello that every drafter accepts, but for `changes`."""
+    hello = draft_pb2.Hello(
+        protocol_version=draft_pb2.ProtocolVersion(major=1, minor=0),
+        noise_version=1,
+        instance_id="test-target",
+        vocab_size=1000,
+    )
+    hello.MergeFrom(draft_pb2.Hello(**changes))
+    return hello
+
+
+def make_open(
+    prompt_len: int = 0,
+    max_len: int = 4096,
+    *,
+    stop_token_ids: Sequence[int] = (),
+    min_tokens: int = 0,
+    **sampling: float,
+) -> draft_pb2.SequenceOpen:
+    """Settings of a sequence; greedy unless told otherwise."""
+    return draft_pb2.SequenceOpen(
+        prompt_len=prompt_len,
+        max_len=max_len,
+        sampling=sampling_pb2.SamplingParams(**({"temperature": 0.0} | sampling)),
+        stop_token_ids=stop_token_ids,
+        min_tokens=min_tokens,
+    )
+
+
+class DraftStream:
+    """One stream to a drafter. Every wait is bounded."""
+
+    def __init__(self, call: grpc.aio.StreamStreamCall) -> None:
+        self.call = call
+        self.hello = draft_pb2.Hello()
+        self.frames: list[draft_pb2.SpeculateResponse] = []
+
+    async def send(self, *updates: draft_pb2.SequenceUpdate) -> None:
+        """One frame."""
+        await asyncio.wait_for(self.call.write(draft_pb2.SpeculateRequest(updates=updates)), WAIT_S)
+
+    async def receive(self, timeout_s: float = WAIT_S) -> draft_pb2.SpeculateResponse:
+        """The next frame; raises EOFError at the end of the stream."""
+        frame = await asyncio.wait_for(self.call.read(), timeout_s)
+        if frame is grpc.aio.EOF:
+            raise EOFError("the drafter ended the stream")
+        self.frames.append(frame)
+        return frame
+
+    async def receive_until(
+        self, enough: Callable[[draft_pb2.SpeculateResponse], bool], timeout_s: float = WAIT_S
+    ) -> draft_pb2.SpeculateResponse:
+        """Frames up to the first one that is `enough`."""
+        async with asyncio.timeout(timeout_s):
+            while True:
+                frame = await self.receive(timeout_s)
+                if enough(frame):
+                    return frame
+
+    async def status(self) -> tuple[grpc.StatusCode, str]:
+        """How the drafter ended the stream; frames still on their way are read first."""
+        with contextlib.suppress(grpc.aio.AioRpcError, EOFError):
+            while True:
+                await self.receive()
+        code = await asyncio.wait_for(self.call.code(), WAIT_S)
+        return code, await self.call.details()
+
+
+class Follower:
+    """One sequence as its target sees it: confirmed tokens, the drafter's tail behind them."""
+
+    def __init__(
+        self, stream: DraftStream, sequence_id: int, opening: draft_pb2.SequenceOpen
+    ) -> None:
+        self.stream = stream
+        self.sequence_id = sequence_id
+        self.opening = opening
+        self.epoch = 0
+        self.confirmed: list[int] = []
+        self.tail: list[int] = []
+        self.logprobs: list[float] = []
+        self.dry = False
+        self.window = 0
+        self._update_seq = 0
+
+    async def open(self, tokens: Sequence[int], window: int) -> None:
+        """A new epoch with the whole prefix."""
+        self.epoch += 1
+        self.confirmed, self.tail, self.logprobs, self.window = list(tokens), [], [], window
+        await self._send(base_len=0, tokens=tokens, open=self.opening)
+
+    async def confirm(self, tokens: Sequence[int], window: int | None = None) -> None:
+        """The target has chosen `tokens`."""
+        base_len = len(self.confirmed)
+        self.confirmed += tokens
+        self.window = self.window if window is None else window
+        if self.tail[: len(tokens)] == list(tokens)[: len(self.tail)]:
+            self.tail = self.tail[len(tokens) :]
+            self.logprobs = self.logprobs[len(tokens) :]
+        else:
+            self.tail, self.logprobs = [], []
+        await self._send(base_len=base_len, tokens=tokens)
+
+    async def finish(self) -> None:
+        """The sequence has ended."""
+        await self._send(base_len=len(self.confirmed), tokens=[], finished=True)
+
+    async def collect(self, count: int, timeout_s: float = WAIT_S) -> list[int]:
+        """Take proposals in until the tail has `count` tokens or the drafter is dry."""
+        self.dry = False
+        async with asyncio.timeout(timeout_s):
+            while len(self.tail) < count and not self.dry:
+                frame = await self.stream.receive(timeout_s)
+                for proposal in frame.proposals:
+                    if proposal.sequence_id == self.sequence_id:
+                        self.take(proposal)
+        return self.tail
+
+    def take(self, proposal: draft_pb2.Proposal) -> None:
+        """One proposal, checked against what the protocol promises."""
+        if proposal.epoch != self.epoch or proposal.seen_len < len(self.confirmed):
+            return  # drafted before our last word
+        assert proposal.seen_len == len(self.confirmed)
+        assert proposal.update_seq == self._update_seq
+        end = len(self.confirmed) + len(self.tail)
+        assert proposal.start == end, "each token is sent once, without gaps"
+        assert end + len(proposal.tokens) <= len(self.confirmed) + self.window
+        self.dry = not proposal.tokens
+        self.tail += proposal.tokens
+        self.logprobs += proposal.logprobs
+
+    async def _send(self, **fields: object) -> None:
+        self._update_seq += 1
+        await self.stream.send(
+            draft_pb2.SequenceUpdate(
+                sequence_id=self.sequence_id,
+                epoch=self.epoch,
+                update_seq=self._update_seq,
+                window=self.window,
+                **fields,
+            )
+        )
+
+
+@contextlib.asynccontextmanager
+async def open_stream(
+    address: str, hello: draft_pb2.Hello | None = None
+) -> AsyncIterator[DraftStream]:
+    """A stream that has shaken hands."""
+    async with dial(address) as call:
+        stream = DraftStream(call)
+        await call.write(draft_pb2.SpeculateRequest(hello=hello or make_hello()))
+        stream.hello = (await stream.receive()).hello
+        yield stream
+
+
+@contextlib.asynccontextmanager
+async def dial(address: str) -> AsyncIterator[grpc.aio.StreamStreamCall]:
+    """A stream on which nothing has been said yet."""
+    async with open_channel(address) as channel:
+        call = draft_pb2_grpc.DraftStub(channel).Speculate()
+        try:
+            yield call
+        finally:
+            call.cancel()
+
+
+@contextlib.asynccontextmanager
+async def run_draft_service(settings: DraftSettings) -> AsyncIterator[RunningDraft]:
+    """A draft service on a free port of this event loop."""
+    from draft_service.service import DraftService
+
+    service = DraftService(settings)
+    health: list[bool] = []
+    await service.start(health.append)
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
+    service.register(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield RunningDraft(f"127.0.0.1:{port}", service, health)
+    finally:
+        await service.drain()
+        await server.stop(0.5)
+        await service.stop()
+
+
+class RunningDraft:
+    """A draft service under test."""
+
+    def __init__(self, address: str, service: object, health: list[bool]) -> None:
+        self.address = address
+        self.service = service
+        self.health = health
+
+    async def status(self) -> draft_pb2.DraftGetStatusResponse:
+        """What `GetStatus` says."""
+        async with open_channel(self.address) as channel:
+            stub = draft_pb2_grpc.DraftStub(channel)
+            return await stub.GetStatus(draft_pb2.DraftGetStatusRequest(), timeout=WAIT_S)
+
+    async def wait_until(
+        self, enough: Callable[[draft_pb2.DraftGetStatusResponse], bool]
+    ) -> draft_pb2.DraftGetStatusResponse:
+        """Status once it is `enough`."""
+        async with asyncio.timeout(WAIT_S):
+            while not enough(status := await self.status()):  # noqa: ASYNC110  # of a server
+                await asyncio.sleep(0.02)
+            return status
