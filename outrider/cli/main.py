@@ -9,6 +9,11 @@ import click
 # Where each subcommand lives: (module, attribute, one line of help). Modules are imported when
 # their command is looked up, so that `outrider generate` never pays for what `models` needs.
 COMMANDS = {
+    "up": ("outrider.cli.up", "up", "Run gateway, target and draft on this machine."),
+    "gateway": ("outrider.cli.services", "gateway", "Run the service that clients talk to."),
+    "target": ("outrider.cli.services", "target", "Run the large model."),
+    "draft": ("outrider.cli.services", "draft", "Run the drafter."),
+    "generate": ("outrider.cli.generate", "generate", "Ask a gateway and stream the answer."),
     "models": ("outrider.cli.models", "models", "Models that can be fetched by name."),
 }
 
@@ -41,3 +46,6 @@ class LazyGroup(click.Group):
 @click.version_option(package_name="outrider")
 def main() -> None:
     """Serve a large model faster without changing what it says."""
+    from outrider.cli.options import check_environment
+
+    check_environment()

@@ -1,0 +1,173 @@
+"""A gateway as the command line sees it: plain options in, plain events out.
+
+Blocking calls on a plain channel; protobuf stays in this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import grpc
+
+from outrider.params import GenerationParams, SpeculationMode
+from outrider.serving.channel import MAX_MESSAGE_BYTES
+from outrider.serving.wire import sampling_to_proto, verification_to_proto
+from protos.outrider.v1 import inference_pb2 as pb
+from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2
+
+MODES = {
+    SpeculationMode.AUTO: sampling_pb2.SpeculationParams.MODE_AUTO,
+    SpeculationMode.OFF: sampling_pb2.SpeculationParams.MODE_OFF,
+    SpeculationMode.FIXED: sampling_pb2.SpeculationParams.MODE_FIXED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token."""
+
+    id: int
+    drafted: bool
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of one choice."""
+
+    index: int
+    text: str
+    tokens: tuple[Token, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of one choice."""
+
+    index: int
+    reason: str
+    prompt_tokens: int
+    completion_tokens: int
+    seed: int
+    rounds: int
+    drafted: int
+    accepted: int
+    accepted_per_position: tuple[int, ...] = ()
+    unused: dict[str, int] = field(default_factory=dict)
+    plain_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What to ask."""
+
+    text: str = ""
+    chat: tuple[tuple[str, str], ...] = ()
+    """(role, content) turns; used instead of `text` when there are any."""
+    params: GenerationParams = field(default_factory=GenerationParams)
+    seed: int | None = None
+    """None: the gateway draws one; otherwise the same as in `params`."""
+    model: str = ""
+    request_id: str = ""
+    logprobs: int | None = None
+    n: int | None = None
+    priority: int = 0
+
+
+class Client:
+    """One gateway. Errors are grpc.RpcError."""
+
+    def __init__(self, address: str) -> None:
+        limits = [
+            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
+            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ]
+        self._channel = grpc.insecure_channel(address, options=limits)
+        self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._channel.close()
+
+    def generate(self, question: Question, timeout_s: float | None) -> Iterator[Chunk | Finish]:
+        """Events as they come. Leaving early cancels the request."""
+        call = self._stub.Generate(_to_proto(question), timeout=timeout_s)
+        try:
+            for message in call:
+                if message.HasField("chunk"):
+                    yield _chunk(message.chunk)
+                elif message.HasField("finish"):
+                    yield _finish(message.finish)
+        finally:
+            call.cancel()
+
+
+def _to_proto(question: Question) -> pb.GenerateRequest:
+    params = question.params
+    sampling = sampling_to_proto(params.sampling)
+    if question.seed is None:
+        sampling.ClearField("seed")
+    stopping = sampling_pb2.StoppingParams(
+        max_tokens=params.stopping.max_tokens,
+        min_tokens=params.stopping.min_tokens,
+        stop=params.stopping.stop,
+        stop_token_ids=params.stopping.stop_token_ids,
+        ignore_eos=params.stopping.ignore_eos,
+        include_stop=params.stopping.include_stop,
+    )
+    speculation = sampling_pb2.SpeculationParams(
+        mode=MODES[params.speculation.mode],
+        max_draft_tokens=params.speculation.max_draft_tokens,
+        verification=verification_to_proto(params.speculation.verification),
+    )
+    source: dict[str, Any] = {"text": question.text}
+    if question.chat:
+        turns = [pb.ChatMessage(role=role, content=content) for role, content in question.chat]
+        source = {"chat": pb.Chat(messages=turns)}
+    return pb.GenerateRequest(
+        request_id=question.request_id,
+        model=question.model,
+        sampling=sampling,
+        stopping=stopping,
+        speculation=speculation,
+        logprobs=question.logprobs,
+        n=question.n,
+        priority=question.priority,
+        **source,
+    )
+
+
+def _chunk(message: pb.GenerateChunk) -> Chunk:
+    tokens = tuple(
+        Token(
+            id=token.id,
+            drafted=token.drafted,
+            logprob=token.logprob if token.HasField("logprob") else None,
+            top=tuple((top.id, top.logprob) for top in token.top),
+        )
+        for token in message.tokens
+    )
+    return Chunk(message.index, message.text, tokens)
+
+
+def _finish(message: pb.GenerateFinish) -> Finish:
+    stats = message.speculation
+    reason = sampling_pb2.FinishReason.Name(message.reason)
+    return Finish(
+        index=message.index,
+        reason=reason.removeprefix("FINISH_REASON_").lower(),
+        prompt_tokens=message.usage.prompt_tokens,
+        completion_tokens=message.usage.completion_tokens,
+        seed=message.seed,
+        rounds=stats.rounds,
+        drafted=stats.drafted,
+        accepted=stats.accepted,
+        accepted_per_position=tuple(stats.accepted_per_position),
+        unused=dict(stats.unused),
+        plain_steps=stats.plain_steps,
+    )

@@ -1,0 +1,176 @@
+"""`outrider generate`: ask a gateway and stream the answer.
+
+Exit status: 0 answered, 2 wrong usage, 3 no gateway there, 4 the gateway refused the request,
+5 it is too busy, 1 anything else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Any
+
+import click
+import grpc
+from rich.console import Console
+from rich.text import Text
+
+from outrider.cli.client import Chunk, Client, Finish, Question
+from outrider.params import (
+    GenerationParams,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+    VerificationMode,
+)
+
+DRAFTED_STYLE = "green"
+EXIT_STATUS = {
+    grpc.StatusCode.UNAVAILABLE: 3,
+    grpc.StatusCode.INVALID_ARGUMENT: 4,
+    grpc.StatusCode.NOT_FOUND: 4,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: 5,
+}
+
+
+def _names(enum: type[Any]) -> click.Choice[str]:
+    return click.Choice([member.value.replace("_", "-") for member in enum])
+
+
+@click.command()
+@click.argument("prompt")
+@click.option("--chat", is_flag=True, help="PROMPT is a user's turn; the model's template applies.")
+@click.option("--system", default=None, help="The system turn of a chat; implies --chat.")
+@click.option(
+    "--address",
+    default="127.0.0.1:50051",
+    show_default=True,
+    envvar="OUTRIDER_ADDRESS",
+    help="The gateway.",
+)
+@click.option("--model", default="", help="A model's name. Empty: the gateway's only one.")
+@click.option("--max-tokens", type=int, default=256, show_default=True)
+@click.option("--min-tokens", type=int, default=0, show_default=True)
+@click.option(
+    "--temperature", type=float, default=0.0, show_default=True, help="0: the best token."
+)
+@click.option("--top-k", type=int, default=0, help="Keep the k best tokens; 0 keeps all.")
+@click.option("--top-p", type=float, default=1.0, help="Keep the smallest set this likely.")
+@click.option("--min-p", type=float, default=0.0, help="Keep tokens this likely, as a share.")
+@click.option("--seed", type=int, default=None, help="Unset: the gateway draws one and says it.")
+@click.option("--repetition-penalty", type=float, default=1.0)
+@click.option("--frequency-penalty", type=float, default=0.0)
+@click.option("--presence-penalty", type=float, default=0.0)
+@click.option("--stop", multiple=True, help="A string that ends the text. Several are allowed.")
+@click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True)
+@click.option("--ignore-eos", is_flag=True, help="Go on past the model's end of text.")
+@click.option("--speculation", type=_names(SpeculationMode), default="auto", show_default=True)
+@click.option("--max-draft-tokens", type=int, default=None, help="A cap; with fixed, the number.")
+@click.option(
+    "--verification", type=_names(VerificationMode), default="exact-match", show_default=True
+)
+@click.option("--logprobs", type=int, default=None, help="Log-probabilities, and this many others.")
+@click.option(
+    "--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="Seconds."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+def generate(prompt: str, timeout_s: float, address: str, as_json: bool, **given: Any) -> None:
+    """Send PROMPT ("-": read it from standard input) and print the answer as it comes.
+
+    On a terminal, text that holds drafted tokens is green. A line about the drafts follows on
+    standard error.
+    """
+    text = sys.stdin.read() if prompt == "-" else prompt
+    question = _question(text, given)
+    show = _show_json if as_json else _Printer()
+    try:
+        with Client(address) as client:
+            for event in client.generate(question, timeout_s):
+                show(event)
+    except grpc.RpcError as error:
+        raise click.exceptions.Exit(_report(error, address)) from error
+
+
+def _question(prompt: str, given: dict[str, Any]) -> Question:
+    def pick(settings_class: type[Any], **more: Any) -> Any:
+        names = {field.name for field in dataclasses.fields(settings_class)}
+        return settings_class(**{k: v for k, v in {**given, **more}.items() if k in names})
+
+    params = GenerationParams(
+        sampling=pick(SamplingParams, seed=given["seed"] or 0),
+        stopping=pick(StoppingParams),
+        speculation=SpeculationParams(
+            mode=SpeculationMode(given["speculation"]),
+            max_draft_tokens=given["max_draft_tokens"],
+            verification=VerificationMode(given["verification"].replace("-", "_")),
+        ),
+    )
+    _check_integers(given)
+    chat: tuple[tuple[str, str], ...] = ()
+    if given["chat"] or given["system"] is not None:
+        system = [("system", given["system"])] if given["system"] is not None else []
+        chat = (*system, ("user", prompt))
+    return Question(
+        text=prompt,
+        chat=chat,
+        params=params,
+        seed=given["seed"],
+        model=given["model"],
+        logprobs=given["logprobs"],
+    )
+
+
+def _check_integers(given: dict[str, Any]) -> None:
+    """What the wire cannot even carry; every other limit is the gateway's to tell."""
+    limits = {"seed": 2**64 - 1} | dict.fromkeys(
+        ("max_tokens", "min_tokens", "top_k", "max_draft_tokens", "logprobs"), 2**32 - 1
+    )
+    for name, high in limits.items():
+        if given[name] is not None and not 0 <= given[name] <= high:
+            flag = f"--{name.replace('_', '-')}"
+            raise click.UsageError(f"{flag} must be between 0 and {high}, got {given[name]}")
+
+
+def _show_json(event: Chunk | Finish) -> None:
+    kind = "chunk" if isinstance(event, Chunk) else "finish"
+    click.echo(json.dumps({"type": kind, **dataclasses.asdict(event)}, ensure_ascii=False))
+
+
+class _Printer:
+    """Text to standard output, a closing line to standard error."""
+
+    def __init__(self) -> None:
+        self._out = Console(highlight=False, soft_wrap=True)
+
+    def __call__(self, event: Chunk | Finish) -> None:
+        if isinstance(event, Chunk):
+            drafted = any(token.drafted for token in event.tokens)
+            self._out.print(Text(event.text, style=DRAFTED_STYLE if drafted else ""), end="")
+            return
+        self._out.print()
+        click.echo(
+            f"[{event.reason}; {event.completion_tokens} tokens; seed {event.seed}; "
+            f"{event.accepted} of {event.drafted} drafted tokens accepted "
+            f"in {event.rounds} rounds]",
+            err=True,
+        )
+
+
+class GatewayError(click.ClickException):
+    """A failed call; shown as its message."""
+
+    def __init__(self, message: str, exit_status: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_status
+
+
+def _failure(error: grpc.RpcError, address: str) -> GatewayError:
+    code, details = error.code(), error.details()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        message = f"no answer from a gateway at {address}: {details}"
+    else:
+        message = f"{code.name}: {details}"
+    click.echo(f"Error: {message}", err=True)
+    return EXIT_STATUS.get(code, 1)

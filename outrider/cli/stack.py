@@ -1,0 +1,158 @@
+"""Three services as child processes of this one: start, wait until healthy, watch, drain in order.
+
+Knows nothing of what the services do. Children are in process groups of their own, so that Ctrl-C
+reaches this process alone and the order of the drain is ours; each asks the kernel to end it when
+this process dies.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.cli.options import to_flags
+
+START_TIMEOUT_S = 120.0
+# What a drain may take beyond the grace that the service itself has.
+STOP_MARGIN_S = 5.0
+STOP_ORDER = ("gateway", "target", "draft")
+
+LineSink = Callable[[str, str], None]
+"""Told (service, one line that it wrote)."""
+
+
+class StackError(Exception):
+    """A service did not start, or died; the message says which and what it said last."""
+
+
+@dataclass
+class Child:
+    """One service's process."""
+
+    service: str
+    settings: Any
+    process: subprocess.Popen[str]
+    last_lines: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=12))
+    reader: threading.Thread | None = None
+
+    @property
+    def address(self) -> str:
+        """Where it listens."""
+        return f"{self.settings.host}:{self.settings.port}"
+
+    def obituary(self) -> str:
+        """How it ended, and its last words."""
+        if self.reader is not None:
+            self.reader.join(timeout=2)
+        status = self.process.returncode
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        words = "\n".join(f"  {line}" for line in self.last_lines)
+        return f"{self.service} ended with {how}" + (f"; it said:\n{words}" if words else "")
+
+
+class Stack:
+    """The children, by service name."""
+
+    def __init__(self, on_line: LineSink) -> None:
+        self.children: dict[str, Child] = {}
+        self._on_line = on_line
+
+    def start(self, service: str, settings: Any) -> None:
+        """Start one service."""
+        command = [sys.executable, "-m", "outrider", service, *to_flags(settings)]
+        process = subprocess.Popen(
+            [*command, f"--with-parent={os.getpid()}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            process_group=0,
+        )
+        child = Child(service, settings, process)
+        child.reader = threading.Thread(target=self._read, args=(child,), daemon=True)
+        child.reader.start()
+        self.children[service] = child
+
+    def _read(self, child: Child) -> None:
+        output: IO[str] | None = child.process.stdout
+        assert output is not None
+        with output:
+            for line in output:
+                child.last_lines.append(line.rstrip("\n"))
+                self._on_line(child.service, line.rstrip("\n"))
+
+    def wait_healthy(
+        self,
+        services: Iterable[str],
+        stopping: threading.Event | None = None,
+        timeout_s: float = START_TIMEOUT_S,
+    ) -> None:
+        """Return when all of them serve, or when `stopping` is set.
+
+        Raises StackError when one ends or the time is over.
+        """
+        stopping = stopping or threading.Event()
+        deadline = time.monotonic() + timeout_s
+        for service in services:
+            with grpc.insecure_channel(self.children[service].address) as channel:
+                while not _serves(channel):
+                    if stopping.wait(0.05):
+                        return
+                    self.raise_if_dead(self.children)
+                    if time.monotonic() > deadline:
+                        raise StackError(f"{service} is not healthy after {timeout_s:g} s")
+        # A port that another program holds would have answered in a child's place.
+        self.raise_if_dead(self.children)
+
+    def raise_if_dead(self, services: Iterable[str]) -> None:
+        """Raise StackError for the first of them that has ended."""
+        for service in services:
+            child = self.children[service]
+            if child.process.poll() is not None:
+                raise StackError(child.obituary())
+
+    def stop(self) -> dict[str, int]:
+        """Drain one after the other; the exit status of each. One that overstays is killed."""
+        statuses = {}
+        for service in STOP_ORDER:
+            child = self.children.get(service)
+            if child is None:
+                continue
+            if child.process.poll() is None:
+                child.process.terminate()
+                try:
+                    child.process.wait(child.settings.grace_s + STOP_MARGIN_S)
+                except subprocess.TimeoutExpired:
+                    child.process.kill()
+            statuses[service] = child.process.wait()
+            if child.reader is not None:
+                child.reader.join(timeout=2)
+        return statuses
+
+    def kill(self) -> None:
+        """End all at once."""
+        for child in self.children.values():
+            if child.process.poll() is None:
+                child.process.kill()
+                child.process.wait()
+
+
+def _serves(channel: grpc.Channel) -> bool:
+    stub = health_pb2_grpc.HealthStub(channel)
+    try:
+        answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1)
+    except grpc.RpcError:
+        return False
+    return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

@@ -1,0 +1,141 @@
+"""`outrider up`: gateway, target and draft on this machine, until Ctrl-C."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from types import FrameType
+from typing import Any
+
+import click
+
+from outrider.cli.options import build, service_options
+from outrider.cli.stack import Stack, StackError
+from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
+
+COLOURS = {"gateway": "cyan", "target": "green", "draft": "yellow"}
+LEVEL_COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
+RESTART_AFTER_S = (1.0, 2.0, 5.0, 10.0, 30.0)
+# A drafter that ran this long before it died starts again without a longer wait.
+STEADY_S = 60.0
+
+
+@click.command()
+@click.option("--model", default=None, help="Model name or folder, of gateway and target.")
+@click.option("--no-draft", is_flag=True, help="Run without a drafter.")
+@service_options("gateway", "gateway_")
+@service_options("target", "target_")
+@service_options("draft", "draft_")
+def up(model: str | None, no_draft: bool, **values: Any) -> None:
+    """Run gateway, target and draft on this machine. Ctrl-C drains; a second one kills."""
+    settings = stack_settings(values, model, no_draft)
+    stack = Stack(print_line)
+    stopping = threading.Event()
+
+    def on_signal(signum: int, frame: FrameType | None) -> None:
+        if stopping.is_set():
+            stack.kill()
+            os._exit(128 + signum)
+        stopping.set()
+        click.echo("draining; a second signal kills", err=True)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, on_signal)
+    try:
+        _run(stack, settings, stopping)
+    except StackError as error:
+        # A service that is told to stop while it starts ends, which is no failure.
+        if not stopping.is_set():
+            stack.stop()
+            raise click.ClickException(str(error)) from error
+    # A child that had not yet installed its handlers dies of the SIGTERM itself.
+    bad = {name: n for name, n in stack.stop().items() if n not in (0, -signal.SIGTERM)}
+    if bad:
+        raise click.ClickException(f"did not end cleanly: {bad}")
+
+
+def stack_settings(values: Mapping[str, Any], model: str | None, no_draft: bool) -> dict[str, Any]:
+    """Settings of the three, with each told where the next one listens."""
+    gateway = build(GatewaySettings, values, "gateway_")
+    target = build(TargetSettings, values, "target_")
+    draft = build(DraftSettings, values, "draft_")
+    target = dataclasses.replace(
+        target,
+        model=model or target.model,
+        drafters="" if no_draft else f"{draft.host}:{draft.port}",
+    )
+    gateway = dataclasses.replace(
+        gateway, model=model or gateway.model, targets=f"{target.host}:{target.port}"
+    )
+    return {"gateway": gateway, "target": target} | ({} if no_draft else {"draft": draft})
+
+
+def _run(stack: Stack, settings: dict[str, Any], stopping: threading.Event) -> None:
+    """Until `stopping` is set. Raises StackError when a service that is needed ends."""
+    for service, its in settings.items():
+        stack.start(service, its)
+    stack.wait_healthy(settings, stopping)
+    if stopping.is_set():
+        return
+    click.echo(f"ready: {stack.children['gateway'].address}", err=True)
+    keeper = DraftKeeper(stack, settings["draft"]) if "draft" in settings else None
+    while not stopping.wait(0.2):
+        stack.raise_if_dead(["gateway", "target"])
+        if keeper is not None:
+            keeper.look()
+
+
+class DraftKeeper:
+    """Starts the drafter again when it ends, with growing waits; the target goes on without it."""
+
+    def __init__(self, stack: Stack, settings: DraftSettings) -> None:
+        self._stack = stack
+        self._settings = settings
+        self._born_at = time.monotonic()
+        self._deaths = 0
+        self._restart_at: float | None = None
+
+    def look(self) -> None:
+        """Do what is due now."""
+        child = self._stack.children["draft"]
+        if child.process.poll() is None:
+            return
+        now = time.monotonic()
+        if self._restart_at is None:
+            if now - self._born_at > STEADY_S:
+                self._deaths = 0
+            wait_s = RESTART_AFTER_S[min(self._deaths, len(RESTART_AFTER_S) - 1)]
+            self._deaths += 1
+            self._restart_at = now + wait_s
+            click.echo(f"{child.obituary()}\na new one starts in {wait_s:g} s", err=True)
+        elif now >= self._restart_at:
+            self._stack.start("draft", self._settings)
+            self._restart_at, self._born_at = None, now
+
+
+def print_line(service: str, line: str) -> None:
+    """A child's line with its name before it, JSON log lines made readable."""
+    click.echo(click.style(f"{service:<8}", fg=COLOURS[service]) + readable(line), err=True)
+
+
+def readable(line: str) -> str:
+    """`level  event  key=value ...` of a JSON log line; any other line as it is."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return line
+    if not isinstance(entry, dict) or "event" not in entry:
+        return line
+    level = str(entry.pop("level", ""))
+    event = entry.pop("event")
+    trace = entry.pop("exception", None)
+    for known in ("timestamp", "service"):
+        entry.pop(known, None)
+    rest = " ".join(f"{key}={value}" for key, value in entry.items())
+    text = f"{click.style(f'{level:<8}', fg=LEVEL_COLOURS.get(level))}{event}  {rest}".rstrip()
+    return f"{text}\n{trace}" if trace else text
