@@ -158,15 +158,8 @@ class _Printer:
         )
 
 
-class GatewayError(click.ClickException):
-    """A failed call; shown as its message."""
-
-    def __init__(self, message: str, exit_status: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_status
-
-
-def _failure(error: grpc.RpcError, address: str) -> GatewayError:
+def _report(error: grpc.RpcError, address: str) -> int:
+    """Say what failed; the exit status of it."""
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAVAILABLE:
         message = f"no answer from a gateway at {address}: {details}"
