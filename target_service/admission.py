@@ -1,0 +1,157 @@
+"""From a TokenRequest to a Request: every check at the door, so that no bad value meets a step.
+
+Knows the protocol and the engine's limits, and nothing of running requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from outrider.engine.config import ModelConfig
+from outrider.engine.sampling import TokenChooser
+from outrider.engine.sequence import Sequence
+from outrider.params import (
+    MAX_REQUEST_ID_BYTES,
+    GenerationParams,
+    VerificationMode,
+    check_range,
+    check_token_id,
+)
+from outrider.serving.errors import InvalidRequest
+from outrider.serving.wire import sampling_from_proto, speculation_from_proto, stopping_from_proto
+from protos.outrider.v1 import target_pb2
+from target_service.draft_hub import DraftedSequence
+from target_service.draft_link import SequenceFacts
+from target_service.draft_tail import DraftTail, DraftTotals
+from target_service.request import Output, Request
+from target_service.window import SequenceWindow, StepCost
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What this target can do."""
+
+    max_model_len: int
+    """Longest sequence, from the model, the settings and the pool."""
+    max_draft_tokens: int
+    max_window: int
+    draft_wait_s: float
+
+
+class Door:
+    """Checks requests and makes them ready to run."""
+
+    def __init__(
+        self, model: ModelConfig, limits: Limits, cost: StepCost, totals: DraftTotals
+    ) -> None:
+        self._model = model
+        self._limits = limits
+        self._cost = cost
+        self._totals = totals
+
+    def check(self, message: target_pb2.TokenRequest) -> GenerationParams:
+        """The request's settings. Raises InvalidParam or InvalidRequest naming the field."""
+        _refuse_unsupported(message)
+        params = GenerationParams(
+            sampling_from_proto(message.sampling),
+            stopping_from_proto(message.stopping),
+            speculation_from_proto(message.speculation),
+        )
+        vocab_size = self._model.vocab_size
+        params.sampling.validate(vocab_size)
+        params.stopping.validate(vocab_size)
+        params.speculation.validate(self._limits.max_draft_tokens)
+        if params.stopping.stop:
+            raise InvalidRequest("stopping.stop", "stop strings are the gateway's work")
+        if params.speculation.verification is VerificationMode.REJECTION:
+            raise InvalidRequest("speculation.verification", "REJECTION is not supported yet")
+        if not params.sampling.greedy and not message.sampling.HasField("seed"):
+            raise InvalidRequest("sampling.seed", "must be set when temperature is above 0")
+        check_range("priority", message.priority, -100, 100)
+        if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
+            raise InvalidRequest("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
+        self._check_tokens(message)
+        return params
+
+    def admit(
+        self,
+        message: target_pb2.TokenRequest,
+        params: GenerationParams,
+        make_output: Callable[[], Output],
+    ) -> Request:
+        """A request that can be run as it is."""
+        sequence = Sequence(
+            [*message.token_ids, *message.resumed_token_ids], len(message.token_ids)
+        )
+        stopping = params.stopping
+        eos = () if stopping.ignore_eos else self._model.eos_token_ids
+        stop_ids = frozenset((*eos, *stopping.stop_token_ids))
+        max_len = self._limits.max_model_len
+        if stopping.max_tokens is not None:
+            max_len = min(max_len, sequence.prompt_len + stopping.max_tokens)
+        window = SequenceWindow(
+            params.speculation,
+            self._cost,
+            max_draft_tokens=self._limits.max_draft_tokens,
+            max_window=self._limits.max_window,
+            max_wait_s=self._limits.draft_wait_s,
+        )
+        request = Request(
+            request_id=message.request_id,
+            sequence=sequence,
+            params=params,
+            output=make_output(),
+            max_len=max_len,
+            stop_ids=stop_ids,
+            priority=message.priority,
+            window=window,
+            drafts=None,
+            chooser=TokenChooser(
+                params.sampling,
+                self._model.vocab_size,
+                prompt_len=sequence.prompt_len,
+                min_tokens=stopping.min_tokens,
+                stop_token_ids=stop_ids,
+            ),
+        )
+        if window.wants_drafts:
+            request.drafts = self._drafted(request, message.cache_salt)
+        return request
+
+    def _drafted(self, request: Request, partition: bytes) -> DraftedSequence:
+        token_ids = request.sequence.token_ids
+        tail = DraftTail(token_ids, self._model.vocab_size, self._limits.max_window, self._totals)
+        facts = SequenceFacts(
+            prompt_len=request.sequence.prompt_len,
+            max_len=request.max_len,
+            sampling=request.params.sampling,
+            partition=partition,
+            verification=request.params.speculation.verification,
+            min_tokens=request.params.stopping.min_tokens,
+            stop_token_ids=tuple(sorted(request.stop_ids)),
+        )
+        return DraftedSequence(token_ids, tail, facts)
+
+    def _check_tokens(self, message: target_pb2.TokenRequest) -> None:
+        if not message.token_ids:
+            raise InvalidRequest("token_ids", "must have at least one id")
+        length = len(message.token_ids) + len(message.resumed_token_ids)
+        limit = self._limits.max_model_len
+        if length >= limit:
+            raise InvalidRequest("token_ids", f"{length} tokens leave no room in {limit}")
+        for name in ("token_ids", "resumed_token_ids"):
+            for token_id in getattr(message, name):
+                check_token_id(name, token_id, self._model.vocab_size)
+        cap = message.stopping.max_tokens if message.stopping.HasField("max_tokens") else None
+        if cap is not None and cap <= len(message.resumed_token_ids):
+            raise InvalidRequest("stopping.max_tokens", f"{cap} tokens were generated already")
+
+
+def _refuse_unsupported(message: target_pb2.TokenRequest) -> None:
+    """Refuse by name what this version does not do, rather than doing something else."""
+    for name in ("logprobs", "prompt_logprobs"):
+        if message.HasField(name):
+            raise InvalidRequest(name, "is not supported yet")
+    if message.HasField("n") and message.n != 1:
+        raise InvalidRequest("n", f"must be 1, more choices are not supported yet, got {message.n}")

@@ -1,0 +1,314 @@
+"""The one loop: wait for drafts while it pays, plan, run on the device, commit.
+
+Everything but the step itself happens on the event loop, between two steps, so no state is shared
+with the device thread but the plan that it was given.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from outrider.engine.batch import Batch
+from outrider.serving.device import DeviceThread
+from outrider.serving.errors import EngineFailed, Overloaded, Unavailable
+from target_service.draft_hub import DraftHub
+from target_service.request import Reason, Request, SpeculationCounts, Token
+from target_service.scheduler import Plan, Planned, Scheduler
+from target_service.verifier import Verdict
+from target_service.window import NO_DRAFTS, Round, StepCost, Wish
+
+log = structlog.get_logger(__name__)
+
+_RETRY_AFTER_S = 1.0
+_MAX_FAILED_STEPS = 3
+"""Steps that failed for every request in a row, after which the engine counts as dead."""
+
+
+@dataclass(slots=True)
+class Totals:
+    """Counts since the start. started = finished + failed + cancelled + running + waiting."""
+
+    started: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    steps: int = 0
+    generated_tokens: int = 0
+    prefilled_tokens: int = 0
+    last_step_s: float = 0.0
+    draft_wait_s: float = 0.0
+
+
+class Batcher:
+    """Owns the requests from their admission to their end."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        hub: DraftHub,
+        run_step: Callable[[Plan], list[Verdict | None]],
+        *,
+        device: DeviceThread,
+        cost: StepCost,
+        wake: asyncio.Event,
+        arrived: asyncio.Event,
+        on_dead: Callable[[], None],
+    ) -> None:
+        self.scheduler = scheduler
+        self.totals = Totals()
+        self.speculation = SpeculationCounts()
+        self.dead_reason = ""
+        self._hub = hub
+        self._run_step = run_step
+        self._device = device
+        self._cost = cost
+        self._wake = wake
+        self._arrived = arrived
+        self._on_dead = on_dead
+        self._wishes: dict[Request, Wish] = {}
+        self._confirmed_at: dict[Request, float] = {}
+        self._num_failed_steps = 0
+        self.draining = False
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to run steps."""
+        self._task = asyncio.create_task(self._loop(), name="batcher")
+        self._task.add_done_callback(self._note_end)
+
+    def drain(self) -> None:
+        """Take no more requests."""
+        self.draining = True
+
+    async def stop(self) -> None:
+        """End every request and the loop."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            self._fail(request, Unavailable("the target is shutting down"))
+
+    def submit(self, request: Request) -> None:
+        """Admit a request. Raises Unavailable or Overloaded, and then has changed nothing."""
+        if self.dead_reason:
+            raise EngineFailed(f"the engine is dead: {self.dead_reason}")
+        if self.draining:
+            raise Unavailable("the target is shutting down")
+        if not self.scheduler.has_room:
+            self.totals.refused += 1
+            waiting = len(self.scheduler.waiting)
+            raise Overloaded(f"{waiting} requests are waiting already", _RETRY_AFTER_S)
+        self.totals.started += 1
+        self.scheduler.add(request)
+        if request.drafts is not None:
+            self._hub.open(request.drafts)
+        self._wake.set()
+
+    def nudge(self) -> None:
+        """A stream has room again, or something else has changed that a step depends on."""
+        self._wake.set()
+
+    def cancel(self, request: Request) -> None:
+        """The client has left: free everything now. Does nothing after the end."""
+        if not request.ended:
+            self.totals.cancelled += 1
+            self._end(request)
+
+    def stall(self, request: Request) -> None:
+        """The client does not read: end the request as failed."""
+        if not request.ended:
+            self.totals.failed += 1
+            self._end(request)
+
+    async def _loop(self) -> None:
+        while True:
+            while not self.scheduler.has_work:
+                self._wake.clear()
+                await self._wake.wait()
+            await self._await_drafts()
+            plan = self.scheduler.plan(self._drafts_of)
+            if not plan.shares:
+                # Everybody is paused or gone: whoever changes that sets the event.
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            await self._step(plan)
+
+    async def _await_drafts(self) -> None:
+        started = time.monotonic()
+        self._wishes = {
+            request: request.window.wish(started)
+            for request in self.scheduler.running
+            if request.drafts is not None
+            and request.sequence.num_pending == 1
+            and not request.output.full
+        }
+        for request, wish in self._wishes.items():
+            self._tell_drafter(request, wish.window)
+        lacking = {request for request in self._wishes if self._lacks_drafts(request)}
+        while lacking:
+            now = time.monotonic()
+            expired = {r for r in lacking if now >= started + self._wishes[r].wait_s}
+            for request in expired:
+                if self._wishes[request].wait_s > 0:
+                    request.window.observe_latency(2 * self._wishes[request].wait_s)
+            served = {r for r in lacking - expired if not self._lacks_drafts(r)}
+            for request in served:
+                request.window.observe_latency(now - self._confirmed_at.get(request, started))
+            lacking -= expired | served
+            if lacking:
+                deadline = min(started + self._wishes[r].wait_s for r in lacking)
+                self._arrived.clear()
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(deadline - now):
+                        await self._arrived.wait()
+        self.totals.draft_wait_s += time.monotonic() - started
+
+    def _lacks_drafts(self, request: Request) -> bool:
+        """Whether more drafts may still come for the next round."""
+        drafts, wish = request.drafts, self._wishes[request]
+        if drafts is None or request.ended or not self._hub.will_draft(drafts):
+            return False
+        wanted = min(wish.k, request.room_for_drafts)
+        return len(drafts.tail.tokens) < wanted and not drafts.tail.exhausted
+
+    def _tell_drafter(self, request: Request, window: int) -> None:
+        if request.drafts is not None and not request.ended:
+            self._hub.update(request.drafts, min(window, request.room_for_drafts))
+
+    def _drafts_of(self, request: Request) -> list[int]:
+        wish = self._wishes.get(request, NO_DRAFTS)
+        if request.drafts is None:
+            return []
+        return request.drafts.tail.tokens[: min(wish.k, request.room_for_drafts)]
+
+    async def _step(self, plan: Plan) -> None:
+        for share in plan.shares:
+            if share.request.drafts is not None:
+                share.request.drafts.tail.begin_round()
+        started = time.monotonic()
+        try:
+            verdicts = await self._device.run(partial(self._run_step, plan))
+        except Exception as error:
+            log.error("a step failed", requests=len(plan.shares), exc_info=error)
+            await self._step_one_by_one(plan, error)
+            return
+        self._num_failed_steps = 0
+        self._note_step(plan, time.monotonic() - started)
+        for share, item, verdict in zip(plan.shares, plan.batch.items, verdicts, strict=True):
+            self._commit(share, item.end, verdict)
+
+    async def _step_one_by_one(self, plan: Plan, error: Exception) -> None:
+        """Find out for whom a step fails, so that only they pay for it."""
+        failed = len(plan.shares)
+        for share, item in zip(plan.shares, plan.batch.items, strict=True):
+            if share.request.ended:
+                failed -= 1
+                continue
+            alone = Plan(Batch([item]), [share])
+            try:
+                if len(plan.shares) == 1:
+                    raise error
+                verdict = (await self._device.run(partial(self._run_step, alone)))[0]
+            except Exception as reason:
+                self._fail(share.request, EngineFailed(f"a step failed: {reason}"))
+                continue
+            failed -= 1
+            self._commit(share, item.end, verdict)
+        self._num_failed_steps = self._num_failed_steps + 1 if failed == len(plan.shares) else 0
+        if self._num_failed_steps >= _MAX_FAILED_STEPS:
+            raise EngineFailed(f"{self._num_failed_steps} steps failed in a row: {error}")
+
+    def _note_step(self, plan: Plan, seconds: float) -> None:
+        self.totals.steps += 1
+        self.totals.last_step_s = seconds
+        if all(item.num_logits for item in plan.batch.items):
+            self._cost.observe(plan.batch.num_tokens, seconds)
+
+    def _commit(self, share: Planned, end: int, verdict: Verdict | None) -> None:
+        request = share.request
+        if request.ended:
+            return
+        sequence = request.sequence
+        if verdict is None:
+            self.totals.prefilled_tokens += end - sequence.num_computed
+            self.scheduler.commit(request, end)
+            if request.drafts is not None:
+                request.drafts.tail.advance(0, 0)
+            return
+        self.totals.prefilled_tokens += max(0, sequence.num_pending - 1)
+        tokens, reason = self._cut(request, verdict.tokens)
+        accepted = min(verdict.num_accepted, len(tokens))
+        # Drafts behind the stop were computed, but nobody asked for them.
+        drafted = min(len(share.drafts), len(tokens)) if reason else len(share.drafts)
+        sequence.token_ids.extend(tokens)
+        self.scheduler.commit(request, sequence.num_tokens - 1)
+        for counts in (request.counts, self.speculation):
+            counts.add_round(drafted, accepted)
+        self.totals.generated_tokens += len(tokens)
+        self._advance_drafts(request, drafted, accepted, len(tokens))
+        made = [Token(token, drafted=i < accepted) for i, token in enumerate(tokens)]
+        request.output.put(made, reason)
+        if reason is not None:
+            self.totals.finished += 1
+            self._end(request)
+
+    def _cut(self, request: Request, tokens: list[int]) -> tuple[list[int], Reason | None]:
+        """The tokens up to the end, and why; a stop on the last allowed token is a stop."""
+        length = request.sequence.num_tokens
+        for index, token in enumerate(tokens):
+            if token in request.stop_ids:
+                return tokens[: index + 1], Reason.STOP
+            if length + index + 1 >= request.max_len:
+                return tokens[: index + 1], Reason.LENGTH
+        return tokens, None
+
+    def _advance_drafts(self, request: Request, drafted: int, accepted: int, new: int) -> None:
+        drafts = request.drafts
+        if drafts is None:
+            return
+        now = time.monotonic()
+        answered = drafts.tail.exhausted
+        drafts.tail.advance(drafted, new)
+        self._confirmed_at[request] = now
+        wish = self._wishes.get(request, NO_DRAFTS)
+        if wish.k and request.room_for_drafts:
+            request.window.observe(Round(drafted, accepted, answered), now)
+        self._tell_drafter(request, request.window.wish(now).window)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        if not request.ended:
+            self.totals.failed += 1
+            self._end(request)
+            request.output.fail(error)
+
+    def _end(self, request: Request) -> None:
+        request.ended = True
+        self.scheduler.remove(request)
+        self._confirmed_at.pop(request, None)
+        if request.drafts is not None:
+            request.drafts.tail.finish()
+            self._hub.close(request.drafts)
+        self._arrived.set()
+        self._wake.set()
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """Without the loop nothing moves: say so to everybody."""
+        if task.cancelled():
+            self.dead_reason = "stopped"
+            return
+        error = task.exception()
+        self.dead_reason = str(error) or type(error).__name__
+        log.error("the engine is dead", reason=self.dead_reason, exc_info=error)
+        for request in [*self.scheduler.running, *self.scheduler.waiting]:
+            self._fail(request, EngineFailed(f"the engine is dead: {self.dead_reason}"))
+        self._on_dead()

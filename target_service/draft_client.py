@@ -1,0 +1,355 @@
+"""One drafter: a connection that comes and goes, and the sequences that use it.
+
+The batcher only marks what has changed; a writer task turns that into frames, and a reader task
+feeds what comes back into the tails. Nothing here ever makes a step wait or fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator, Callable
+
+import grpc
+import structlog
+
+from outrider.serving.channel import open_channel
+from outrider.serving.errors import Incompatible
+from outrider.serving.wire import sampling_to_proto, verification_to_proto
+from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2
+from target_service.draft_link import SequenceFacts, SequenceLink, Update
+from target_service.draft_tail import DraftTail, ProposedTokens, Unused
+
+log = structlog.get_logger(__name__)
+
+PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
+MAX_FRAME_BYTES = 64 * 1024
+_TOKEN_BYTES = 4  # a varint of a token id, generously
+_UPDATE_BYTES = 64
+_OPEN_BYTES = 16 * 1024  # settings with a full logit_bias map
+
+_HELLO_TIMEOUT_S = 5.0
+_SILENCE_S = 1.0
+"""Asked for tokens this long ago and heard nothing: steps no longer wait for this drafter."""
+_BACKOFF_S = (0.25, 4.0)
+_REFUSED_BACKOFF_S = 8.0
+"""Pause after an answer that trying again cannot change, unless the drafter is replaced."""
+_PERMANENT = {
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNIMPLEMENTED,
+    grpc.StatusCode.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED,
+}
+
+_IMPOSSIBLE = 2**32
+
+_Stream = grpc.aio.StreamStreamCall[draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse]
+
+
+class DraftClient:
+    """The target's end of one `Speculate` stream after another to one address."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: draft_pb2.Hello,
+        *,
+        on_arrival: Callable[[], None],
+        on_ready: Callable[[], None],
+        on_lost: Callable[[list[int]], None],
+    ) -> None:
+        self.address = address
+        self.state = "connecting"
+        self.reason = "not connected yet"
+        self.peer = draft_pb2.Hello()
+        self.load = target_pb2.DrafterLoad()
+        self.connect_attempts = 0
+        self.round_trip_s = 0.0
+        self.frames: Counter[str] = Counter()
+        self._hello = hello
+        self._on_arrival, self._on_ready, self._on_lost = on_arrival, on_ready, on_lost
+        self._links: dict[int, SequenceLink] = {}
+        self._dirty: OrderedDict[int, SequenceLink] = OrderedDict()
+        self._wake_writer = asyncio.Event()
+        self._asked_at: float | None = None
+        self._next_id = 0
+        self._was_ready = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Connected and through with the handshake."""
+        return self.state == "ready"
+
+    @property
+    def responsive(self) -> bool:
+        """Ready, and not silent for long while it was asked for something."""
+        silent = self._asked_at is not None and time.monotonic() - self._asked_at > _SILENCE_S
+        return self.ready and not silent
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that use this drafter."""
+        return len(self._links)
+
+    def start(self) -> None:
+        """Begin to connect, and go on for ever."""
+        self._task = asyncio.create_task(self._keep_connected(), name=f"drafter {self.address}")
+
+    async def stop(self) -> None:
+        """Hang up."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    def open(self, confirmed: list[int], tail: DraftTail, facts: SequenceFacts) -> int:
+        """Tell the drafter of a sequence. The id is good until the stream is lost."""
+        self._next_id += 1
+        self._links[self._next_id] = SequenceLink(self._next_id, confirmed, tail, facts)
+        self.mark(self._next_id, window=0)
+        return self._next_id
+
+    def mark(self, sequence_id: int, window: int) -> None:
+        """The sequence has new confirmed tokens, or wants another window."""
+        link = self._links[sequence_id]
+        if link.tail.needs_resync:
+            self._resync(link, Unused.GAP)
+        link.window = min(window, self.peer.limits.max_window or window)
+        if link.needs_update:
+            self._dirty[sequence_id] = link
+            self._wake_writer.set()
+
+    def close(self, sequence_id: int) -> None:
+        """The sequence has ended; the drafter forgets it."""
+        link = self._links.pop(sequence_id, None)
+        if link is not None:
+            link.finished = True
+            if link.needs_update:
+                self._dirty[sequence_id] = link
+                self._wake_writer.set()
+            else:
+                self._dirty.pop(sequence_id, None)
+
+    def will_draft(self, sequence_id: int) -> bool:
+        """Whether a step may hope for drafts of this sequence."""
+        return self.responsive and not self._links[sequence_id].refused
+
+    async def _keep_connected(self) -> None:
+        low, high = _BACKOFF_S
+        backoff = low
+        while True:
+            self.state, self.reason = "connecting", self.reason or "connecting"
+            self.connect_attempts += 1
+            try:
+                await self._connected()
+                self.reason = "the drafter ended the stream"
+            except (grpc.aio.AioRpcError, Incompatible, TimeoutError, ValueError) as error:
+                self._note_failure(error)
+            if self._was_ready:
+                backoff = low
+            pause = backoff if self.state != "refused" else _REFUSED_BACKOFF_S
+            backoff = min(high, backoff * 2)
+            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+
+    def _note_failure(self, error: Exception) -> None:
+        permanent = isinstance(error, Incompatible)
+        if isinstance(error, grpc.aio.AioRpcError):
+            self.reason = f"{error.code().name}: {error.details()}"
+            permanent = error.code() in _PERMANENT
+        else:
+            self.reason = str(error) or type(error).__name__
+        self.state = "refused" if permanent else "backoff"
+        log.warning("drafter unused", address=self.address, state=self.state, reason=self.reason)
+
+    async def _connected(self) -> None:
+        """One stream, from its Hello to its end."""
+        self._was_ready = False
+        async with open_channel(self.address) as channel:
+            stream = draft_pb2_grpc.DraftStub(channel).Speculate()
+            try:
+                async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                    self.peer = await self._shake_hands(stream)
+                self._was_ready = True
+                self.state, self.reason = "ready", ""
+                log.info("drafter ready", address=self.address, instance=self.peer.instance_id)
+                self._on_ready()
+                await self._pump(stream)
+            finally:
+                stream.cancel()
+                self._lose_sequences()
+
+    async def _shake_hands(self, stream: _Stream) -> draft_pb2.Hello:
+        with contextlib.suppress(asyncio.InvalidStateError):
+            # A stream refused at open may fail the write first; the read then has the true status.
+            await stream.write(draft_pb2.SpeculateRequest(hello=self._hello))
+        answer = await _read_one(stream)
+        if answer is None:
+            code = await stream.code()
+            raise Incompatible(f"{code.name}: {await stream.details() or 'no Hello'}")
+        if not answer.HasField("hello"):
+            raise ValueError("the drafter's first frame is not a Hello")
+        check_hello(self._hello, answer.hello)
+        return answer.hello
+
+    async def _pump(self, stream: _Stream) -> None:
+        writer = asyncio.create_task(self._write(stream))
+        reader = asyncio.create_task(self._read(stream))
+        try:
+            await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+            # The reader knows the status; a writer that failed first only saw the stream close.
+            async with asyncio.timeout(_HELLO_TIMEOUT_S):
+                await reader
+        finally:
+            for task in (writer, reader):
+                task.cancel()
+            await asyncio.gather(writer, reader, return_exceptions=True)
+
+    async def _read(self, stream: _Stream) -> None:
+        while (response := await _read_one(stream)) is not None:
+            self._asked_at = None
+            self._take_in(response)
+        code = await stream.code()
+        if code is not grpc.StatusCode.OK:
+            raise ValueError(f"{code.name}: {await stream.details()}")
+
+    async def _write(self, stream: _Stream) -> None:
+        async for frame in self._frames():
+            await stream.write(frame)
+
+    async def _frames(self) -> AsyncIterator[draft_pb2.SpeculateRequest]:
+        while True:
+            await self._wake_writer.wait()
+            self._wake_writer.clear()
+            while self._dirty:
+                yield self._next_frame()
+
+    def _next_frame(self) -> draft_pb2.SpeculateRequest:
+        frame = draft_pb2.SpeculateRequest()
+        room = MAX_FRAME_BYTES
+        now = time.monotonic()
+        for _ in range(len(self._dirty)):
+            sequence_id, link = self._dirty.popitem(last=False)
+            update = link.next_update(now)
+            frame.updates.append(_update_to_proto(update))
+            if update.window and self._asked_at is None:
+                self._asked_at = now
+            if link.needs_update and not link.finished:
+                self._dirty[sequence_id] = link  # at the end of the line: round-robin
+            room -= _UPDATE_BYTES + _TOKEN_BYTES * len(update.tokens)
+            room -= _OPEN_BYTES if update.facts else 0
+            if room < _OPEN_BYTES:
+                break
+        return frame
+
+    def _take_in(self, response: draft_pb2.SpeculateResponse) -> None:
+        if response.HasField("load"):
+            self.load = response.load
+        if response.HasField("hello"):
+            self.frames["unexpected_hello"] += 1
+        for proposal in response.proposals:
+            self._take_proposal(proposal)
+        for gone in response.gone:
+            self._take_gone(gone)
+        if response.proposals or response.gone:
+            self._on_arrival()
+
+    def _take_proposal(self, proposal: draft_pb2.Proposal) -> None:
+        link = self._links.get(proposal.sequence_id)
+        if link is None:
+            finished = proposal.sequence_id <= self._next_id
+            self.frames["finished" if finished else "unknown_sequence"] += 1
+            return
+        self._note_timing(link, proposal)
+        mismatched = proposal.logprobs and len(proposal.logprobs) != len(proposal.tokens)
+        # An impossible seen_len makes the tail refuse it as malformed.
+        seen_len = _IMPOSSIBLE if mismatched else proposal.seen_len
+        link.tail.add(ProposedTokens(proposal.epoch, seen_len, proposal.start, proposal.tokens))
+        if link.tail.needs_resync:
+            self._resync(link, Unused.GAP)
+
+    def _take_gone(self, gone: draft_pb2.SequenceGone) -> None:
+        link = self._links.get(gone.sequence_id)
+        if link is None or gone.epoch != link.tail.epoch:
+            self.frames["stale_gone"] += 1
+            return
+        if gone.reason in (draft_pb2.SequenceGone.REASON_FULL, gone.REASON_TOO_LONG):
+            link.refused = True
+            link.tail.discard(Unused.LOST)
+        else:
+            self._resync(link, Unused.LOST)
+
+    def _resync(self, link: SequenceLink, reason: Unused) -> None:
+        self.frames["resync"] += 1
+        link.resync(reason)
+        self._dirty[link.sequence_id] = link
+        self._wake_writer.set()
+
+    def _note_timing(self, link: SequenceLink, proposal: draft_pb2.Proposal) -> None:
+        sent = link.take_sent_at(proposal.update_seq)
+        if sent is not None:
+            trip = max(0.0, time.monotonic() - sent - proposal.held_us / 1e6)
+            old = self.round_trip_s
+            self.round_trip_s = trip if old == 0 else 0.9 * old + 0.1 * trip
+
+    def _lose_sequences(self) -> None:
+        lost = list(self._links)
+        for link in self._links.values():
+            link.tail.restart(Unused.LOST)
+        self._links.clear()
+        self._dirty.clear()
+        self._asked_at = None
+        if self.state == "ready":
+            self.state = "backoff"
+        if lost:
+            self._on_lost(lost)
+
+
+async def _read_one(stream: _Stream) -> draft_pb2.SpeculateResponse | None:
+    """The next frame, or None at the end of the stream."""
+    response = await stream.read()
+    return response if isinstance(response, draft_pb2.SpeculateResponse) else None
+
+
+def check_hello(ours: draft_pb2.Hello, theirs: draft_pb2.Hello) -> None:
+    """Raise Incompatible unless the two can work together."""
+    major, minor = theirs.protocol_version.major, theirs.protocol_version.minor
+    if major != PROTOCOL_MAJOR or abs(minor - PROTOCOL_MINOR) > 1:
+        raise Incompatible(
+            f"protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR} cannot talk to {major}.{minor}"
+        )
+    if theirs.token_table_hash and theirs.token_table_hash != ours.token_table_hash:
+        raise Incompatible(
+            f"token tables differ: target {ours.token_table_hash.hex()}, "
+            f"drafter {theirs.token_table_hash.hex()}"
+        )
+
+
+def _update_to_proto(update: Update) -> draft_pb2.SequenceUpdate:
+    message = draft_pb2.SequenceUpdate(
+        sequence_id=update.sequence_id,
+        epoch=update.epoch,
+        update_seq=update.update_seq,
+        base_len=update.base_len,
+        tokens=update.tokens,
+        window=update.window,
+        finished=update.finished,
+    )
+    if update.facts is not None:
+        facts = update.facts
+        message.open.CopyFrom(
+            draft_pb2.SequenceOpen(
+                prompt_len=facts.prompt_len,
+                max_len=facts.max_len,
+                sampling=sampling_to_proto(facts.sampling),
+                partition=facts.partition,
+                verification=verification_to_proto(facts.verification),
+                min_tokens=facts.min_tokens,
+                stop_token_ids=facts.stop_token_ids,
+            )
+        )
+    return message

@@ -1,0 +1,106 @@
+"""All drafters, and which sequence uses which: each sticks to one and moves when that is lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from protos.outrider.v1 import draft_pb2
+from target_service.draft_client import DraftClient
+from target_service.draft_link import SequenceFacts
+from target_service.draft_tail import DraftTail
+
+
+@dataclass(eq=False, slots=True)
+class DraftedSequence:
+    """A sequence that wants drafts, wherever they come from."""
+
+    confirmed: list[int]
+    """Shared with the engine's sequence."""
+    tail: DraftTail
+    facts: SequenceFacts
+    window: int = 0
+    client: DraftClient | None = None
+    sequence_id: int = 0
+    """Its name on the client's stream."""
+
+
+class DraftHub:
+    """Assigns sequences to drafters. Every method is immediate."""
+
+    def __init__(
+        self, addresses: Sequence[str], hello: draft_pb2.Hello, on_arrival: Callable[[], None]
+    ) -> None:
+        self._homes: dict[tuple[DraftClient, int], DraftedSequence] = {}
+        self._homeless: dict[DraftedSequence, None] = {}
+        self._on_arrival = on_arrival
+        self.clients = [self._make_client(address, hello) for address in addresses]
+
+    def start(self) -> None:
+        """Begin to connect to every drafter."""
+        for client in self.clients:
+            client.start()
+
+    async def stop(self) -> None:
+        """Hang up everywhere."""
+        await asyncio.gather(*(client.stop() for client in self.clients))
+
+    @property
+    def frames(self) -> Counter[str]:
+        """Frames of all drafters, by what became of them."""
+        return sum((client.frames for client in self.clients), Counter())
+
+    def open(self, sequence: DraftedSequence) -> None:
+        """Find a drafter for the sequence, now or as soon as there is one."""
+        ready = [client for client in self.clients if client.ready]
+        if not ready:
+            self._homeless[sequence] = None
+            return
+        client = min(ready, key=lambda each: (not each.responsive, each.num_sequences))
+        sequence.client = client
+        sequence.sequence_id = client.open(sequence.confirmed, sequence.tail, sequence.facts)
+        self._homes[client, sequence.sequence_id] = sequence
+        client.mark(sequence.sequence_id, sequence.window)
+
+    def update(self, sequence: DraftedSequence, window: int) -> None:
+        """Confirmed tokens have grown, or the window has changed."""
+        sequence.window = window
+        if sequence.client is not None:
+            sequence.client.mark(sequence.sequence_id, window)
+
+    def close(self, sequence: DraftedSequence) -> None:
+        """The sequence has ended."""
+        self._homeless.pop(sequence, None)
+        if sequence.client is not None:
+            self._homes.pop((sequence.client, sequence.sequence_id), None)
+            sequence.client.close(sequence.sequence_id)
+            sequence.client = None
+
+    def will_draft(self, sequence: DraftedSequence) -> bool:
+        """Whether a step may hope for drafts of this sequence."""
+        client = sequence.client
+        return client is not None and client.will_draft(sequence.sequence_id)
+
+    def _make_client(self, address: str, hello: draft_pb2.Hello) -> DraftClient:
+        client = DraftClient(
+            address,
+            hello,
+            on_arrival=self._on_arrival,
+            on_ready=self._house_the_homeless,
+            on_lost=lambda ids: self._move(client, ids),
+        )
+        return client
+
+    def _house_the_homeless(self) -> None:
+        homeless, self._homeless = self._homeless, {}
+        for sequence in homeless:
+            self.open(sequence)
+
+    def _move(self, client: DraftClient, sequence_ids: list[int]) -> None:
+        for sequence_id in sequence_ids:
+            sequence = self._homes.pop((client, sequence_id))
+            sequence.client = None
+            self.open(sequence)
+        self._on_arrival()  # steps that wait for this drafter look again

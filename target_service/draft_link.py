@@ -1,0 +1,117 @@
+"""What one drafter has been told of one sequence, and the update that it should get next.
+
+Pure bookkeeping for `draft_client`: updates are not queued but computed from what was sent, at the
+moment of writing, so that a slow drafter gets one large update and never a backlog.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from outrider.params import SamplingParams, VerificationMode
+from target_service.draft_tail import DraftTail, Unused
+
+MAX_UPDATE_TOKENS = 8192
+"""Tokens of one update; a longer prefix continues in the next frame."""
+_TRACKED_UPDATES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceFacts:
+    """What a drafter is told when a sequence opens."""
+
+    prompt_len: int
+    max_len: int
+    sampling: SamplingParams
+    partition: bytes
+    verification: VerificationMode
+    min_tokens: int
+    stop_token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """One SequenceUpdate, before it is protobuf."""
+
+    sequence_id: int
+    epoch: int
+    update_seq: int
+    base_len: int
+    tokens: list[int]
+    window: int
+    finished: bool
+    facts: SequenceFacts | None
+
+
+class SequenceLink:
+    """One sequence on one stream. `sequence_id` is never used twice there."""
+
+    def __init__(
+        self, sequence_id: int, confirmed: list[int], tail: DraftTail, facts: SequenceFacts
+    ) -> None:
+        self.sequence_id = sequence_id
+        self.tail = tail
+        self.facts = facts
+        self.window = 0
+        self.finished = False
+        self.refused = False
+        """The drafter will not draft for this sequence (full, or too long)."""
+        self._confirmed = confirmed
+        self._sent_epoch = 0
+        self._sent_len = 0
+        self._sent_window = 0
+        self._update_seq = 0
+        self._sent_at: OrderedDict[int, float] = OrderedDict()
+
+    @property
+    def needs_update(self) -> bool:
+        """There is something that the drafter does not know yet."""
+        if self.refused:
+            return False
+        if self.finished:
+            return self._sent_epoch > 0
+        return (
+            self._sent_epoch != self.tail.epoch
+            or self._sent_len < len(self._confirmed)
+            or self._sent_window != self.window
+        )
+
+    @property
+    def caught_up(self) -> bool:
+        """The last update carried everything that is confirmed."""
+        return self._sent_epoch == self.tail.epoch and self._sent_len == len(self._confirmed)
+
+    def next_update(self, now_s: float) -> Update:
+        """The update that brings the drafter as far as one frame can; call it only to write it."""
+        opening = self._sent_epoch != self.tail.epoch
+        if opening and not self.finished:
+            self._sent_epoch, self._sent_len = self.tail.epoch, 0
+        base = self._sent_len
+        tokens = [] if self.finished else self._confirmed[base : base + MAX_UPDATE_TOKENS]
+        self._sent_len += len(tokens)
+        complete = self._sent_len == len(self._confirmed)
+        # Drafting starts once the whole prefix is there.
+        self._sent_window = self.window if complete and not self.finished else 0
+        self._update_seq += 1
+        self._sent_at[self._update_seq] = now_s
+        while len(self._sent_at) > _TRACKED_UPDATES:
+            self._sent_at.popitem(last=False)
+        return Update(
+            sequence_id=self.sequence_id,
+            epoch=self._sent_epoch,
+            update_seq=self._update_seq,
+            base_len=base,
+            tokens=tokens,
+            window=self._sent_window,
+            finished=self.finished,
+            facts=self.facts if opening and not self.finished else None,
+        )
+
+    def take_sent_at(self, update_seq: int) -> float | None:
+        """When that update was written, asked for the first time; None afterwards."""
+        return self._sent_at.pop(update_seq, None)
+
+    def resync(self, reason: Unused) -> None:
+        """Send the whole prefix again under a new epoch."""
+        self.tail.restart(reason)

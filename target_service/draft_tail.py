@@ -1,0 +1,235 @@
+"""Drafts of one sequence behind its confirmed tokens, aligned by absolute position.
+
+A pure state machine: knows nothing of streams, drafters or the engine. The rules are those of TCP
+reassembly with one twist, that a later segment may correct an earlier one.
+
+    position   0 ............ len(confirmed) ........ end
+    confirmed  [ t0 t1 t2 .. ]
+    tail                      [ d0 d1 d2 ..         ]
+    proposal             [ start ...... ]                overlaps are trimmed or replace
+
+Every proposed token is accounted for once: it is verified (drafted), it sits in the tail, or it is
+counted in `unused` under one of the reasons below.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Unused(Enum):
+    """Why a proposed token was never verified."""
+
+    LATE = "late"
+    """It equals a token that was confirmed before it came."""
+    STALE = "stale"
+    """Drafted behind a token that the target did not take, or for an older epoch."""
+    MISMATCH = "mismatch"
+    """It or a token before it differs from a confirmed token."""
+    GAP = "gap"
+    """Tokens before it are missing."""
+    DUPLICATE = "duplicate"
+    """It was proposed before."""
+    REPLACED = "replaced"
+    """A later proposal said otherwise."""
+    TRIMMED = "trimmed"
+    """The target's own next token made it known before it was verified."""
+    WINDOW = "window"
+    """It lies beyond the window that was granted."""
+    MALFORMED = "malformed"
+    """The proposal broke the protocol."""
+    FINISHED = "finished"
+    """The sequence ended, or ended before this token."""
+    LOST = "lost"
+    """The drafter went away, or the sequence moved to another one."""
+
+
+class Arrival(Enum):
+    """What became of a proposal."""
+
+    USED = "used"
+    STALE = "stale"
+    GAP = "gap"
+    MALFORMED = "malformed"
+    FLOOD = "flood"
+    """More came during one round than a drafter can mean."""
+
+
+_MAX_HELD = 64
+
+
+@dataclass(slots=True)
+class DraftTotals:
+    """Counts over all sequences."""
+
+    num_proposed: int = 0
+    unused: Counter[Unused] = field(default_factory=Counter)
+    arrivals: Counter[Arrival] = field(default_factory=Counter)
+
+
+@dataclass(frozen=True, slots=True)
+class ProposedTokens:
+    """A proposal without its timing."""
+
+    epoch: int
+    seen_len: int
+    start: int
+    tokens: Sequence[int]
+
+
+class DraftTail:
+    """The tail of one sequence. `confirmed` is shared with the sequence and only grows."""
+
+    def __init__(
+        self, confirmed: list[int], vocab_size: int, max_tail: int, totals: DraftTotals
+    ) -> None:
+        self._confirmed = confirmed
+        self._vocab_size = vocab_size
+        self._max_tail = max_tail
+        self._totals = totals
+        self.epoch = 1
+        self.tokens: list[int] = []
+        self.unused: Counter[Unused] = Counter()
+        self.needs_resync = False
+        """Tokens are missing: `restart`, and the drafter needs the prefix again."""
+        self._valid_from = 0
+        self._nothing_behind = -1
+        self._in_round = False
+        self._held: list[ProposedTokens] = []
+
+    @property
+    def end(self) -> int:
+        """The position behind the last draft."""
+        return len(self._confirmed) + len(self.tokens)
+
+    @property
+    def exhausted(self) -> bool:
+        """The drafter has said that it has nothing to add behind the tail."""
+        return self._nothing_behind == self.end
+
+    def add(self, proposal: ProposedTokens) -> None:
+        """Align a proposal, at once or when the round that is being verified is over."""
+        self._totals.num_proposed += len(proposal.tokens)
+        if not self._in_round:
+            self._align(proposal)
+        elif len(self._held) < _MAX_HELD:
+            self._held.append(proposal)
+        else:
+            self._refuse(Arrival.FLOOD, Unused.WINDOW, proposal.tokens)
+
+    def begin_round(self) -> None:
+        """The first drafts are being verified: the tail stays as it is until `advance`."""
+        self._in_round = True
+
+    def advance(self, num_drafted: int, num_new: int) -> None:
+        """Take in the `num_new` tokens just appended to `confirmed`; `num_drafted` were verified.
+
+        A difference between the tail and what the target chose drops the tail and makes everything
+        stale that was drafted without knowing that token.
+        """
+        new = self._confirmed[len(self._confirmed) - num_new :]
+        same = _common_prefix(self.tokens, new)
+        if same < min(len(self.tokens), num_new):
+            self._valid_from = len(self._confirmed) - num_new + same + 1
+            self._count(Unused.MISMATCH, len(self.tokens) - num_drafted)
+            self.tokens = []
+        else:
+            # What was confirmed without having been verified was foretold by the bonus token.
+            self._count(Unused.TRIMMED, min(len(self.tokens), num_new) - num_drafted)
+            self.tokens = self.tokens[num_new:]
+        self._in_round = False
+        held, self._held = self._held, []
+        for proposal in held:
+            self._align(proposal)
+
+    def restart(self, reason: Unused) -> None:
+        """A new epoch: the tail goes, and whatever is still on its way is stale."""
+        self.discard(reason)
+        self.epoch += 1
+        self.needs_resync = False
+        self._valid_from = 0
+        self._nothing_behind = -1
+
+    def discard(self, reason: Unused, keep: int = 0) -> None:
+        """Drop the tail behind its first `keep` tokens."""
+        self._count(reason, len(self.tokens) - keep)
+        del self.tokens[keep:]
+
+    def finish(self) -> None:
+        """The sequence has ended: everything left is unused."""
+        self.discard(Unused.FINISHED)
+        for proposal in self._held:
+            self._count(Unused.FINISHED, len(proposal.tokens))
+        self._held.clear()
+
+    def _align(self, proposal: ProposedTokens) -> None:
+        tokens = proposal.tokens
+        if proposal.epoch != self.epoch:
+            self._refuse(Arrival.STALE, Unused.STALE, tokens)
+        elif self._is_malformed(proposal):
+            self._refuse(Arrival.MALFORMED, Unused.MALFORMED, tokens)
+        elif proposal.seen_len < self._valid_from:
+            self._refuse(Arrival.STALE, Unused.STALE, tokens)
+        elif proposal.start > self.end:
+            self.needs_resync = True
+            self._refuse(Arrival.GAP, Unused.GAP, tokens)
+        else:
+            self._totals.arrivals[Arrival.USED] += 1
+            fresh = self._skip_confirmed(proposal)
+            if fresh is not None:
+                self._merge(max(proposal.start, len(self._confirmed)), fresh)
+            if not tokens and proposal.seen_len == len(self._confirmed):
+                self._nothing_behind = proposal.start
+
+    def _count(self, reason: Unused, num_tokens: int) -> None:
+        if num_tokens > 0:
+            self.unused[reason] += num_tokens
+            self._totals.unused[reason] += num_tokens
+
+    def _refuse(self, arrival: Arrival, reason: Unused, tokens: Sequence[int]) -> None:
+        self._totals.arrivals[arrival] += 1
+        self._count(reason, len(tokens))
+
+    def _is_malformed(self, proposal: ProposedTokens) -> bool:
+        return (
+            proposal.seen_len > len(self._confirmed)
+            or proposal.start < proposal.seen_len
+            or any(token >= self._vocab_size for token in proposal.tokens)
+        )
+
+    def _skip_confirmed(self, proposal: ProposedTokens) -> Sequence[int] | None:
+        """The tokens at positions not yet confirmed; None if a confirmed token contradicts them."""
+        tokens = proposal.tokens
+        overlap = self._confirmed[proposal.start : proposal.start + len(tokens)]
+        same = _common_prefix(tokens, overlap)
+        self._count(Unused.LATE, same)
+        if same == len(overlap):
+            return tokens[same:]
+        self._count(Unused.MISMATCH, len(tokens) - same)
+        self.discard(Unused.MISMATCH)
+        self._valid_from = proposal.start + same + 1
+        return None
+
+    def _merge(self, position: int, fresh: Sequence[int]) -> None:
+        offset = position - len(self._confirmed)
+        known = self.tokens[offset : offset + len(fresh)]
+        same = _common_prefix(fresh, known)
+        self._count(Unused.DUPLICATE, same)
+        if same < len(known):
+            self.discard(Unused.REPLACED, keep=offset + same)
+        rest = fresh[same:]
+        room = max(0, self._max_tail - len(self.tokens))
+        self.tokens.extend(rest[:room])
+        self._count(Unused.WINDOW, len(rest[room:]))
+
+
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    count = 0
+    for a, b in zip(left, right, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count

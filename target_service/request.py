@@ -1,0 +1,104 @@
+"""One admitted request: its sequence, its settings, and what has been made of it so far.
+
+Knows nothing of gRPC, asyncio or torch; the scheduler and the batcher share it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Protocol
+
+from outrider.engine.sequence import Sequence
+from outrider.params import GenerationParams
+from target_service.draft_hub import DraftedSequence
+from target_service.window import SequenceWindow
+
+_arrivals = itertools.count()
+
+
+class Reason(Enum):
+    """Why a choice ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token."""
+
+    id: int
+    drafted: bool
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """What drafts did; a request has one and the service another."""
+
+    rounds: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_per_position: list[int] = field(default_factory=list)
+    plain_steps: int = 0
+
+    def add_round(self, drafted: int, accepted: int) -> None:
+        """Count one verification; without drafts it is a plain step."""
+        if drafted == 0:
+            self.plain_steps += 1
+            return
+        self.rounds += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        missing = drafted - len(self.accepted_per_position)
+        self.accepted_per_position.extend([0] * max(0, missing))
+        for position in range(accepted):
+            self.accepted_per_position[position] += 1
+
+
+class Output(Protocol):
+    """Where a request's tokens go. Both calls are immediate."""
+
+    full: bool
+    """The reader is so far behind that no more should be made."""
+
+    def put(self, tokens: list[Token], reason: Reason | None) -> None:
+        """Deliver tokens, and the end with the last ones."""
+
+    def fail(self, error: Exception) -> None:
+        """End with an error."""
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A request from its admission to its end."""
+
+    request_id: str
+    sequence: Sequence
+    params: GenerationParams
+    output: Output
+    max_len: int
+    """Length of the sequence at which it ends."""
+    stop_ids: frozenset[int]
+    """Ids that end it, end-of-sequence ids included unless ignored."""
+    priority: int
+    window: SequenceWindow
+    drafts: DraftedSequence | None
+    chooser: object
+    """An engine TokenChooser; only the device thread looks inside."""
+    arrival: int = field(default_factory=lambda: next(_arrivals))
+    counts: SpeculationCounts = field(default_factory=SpeculationCounts)
+    on_end: Callable[[], None] = lambda: None
+    ended: bool = False
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens generated, resumed ones included."""
+        return self.sequence.num_generated
+
+    @property
+    def room_for_drafts(self) -> int:
+        """Drafts that can still matter: the last token is always the target's own."""
+        return max(0, self.max_len - self.sequence.num_tokens - 1)

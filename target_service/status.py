@@ -1,0 +1,133 @@
+"""What the target says of itself: one answer put together from the parts that count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.engine.config import ModelConfig
+from protos.outrider.v1 import target_pb2
+from target_service.admission import Limits
+from target_service.batcher import Batcher
+from target_service.draft_hub import DraftHub
+from target_service.draft_tail import DraftTotals
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What does not change while the process lives."""
+
+    model_name: str
+    instance_id: str
+    token_table_hash: bytes
+    weights_fingerprint: str
+    numerics_id: str
+
+
+class StatusReporter:
+    """Reads the counters; changes nothing."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        model: ModelConfig,
+        limits: Limits,
+        batcher: Batcher,
+        hub: DraftHub,
+        drafts: DraftTotals,
+        max_waiting: int,
+    ) -> None:
+        self._identity = identity
+        self._model = model
+        self._limits = limits
+        self._batcher = batcher
+        self._hub = hub
+        self._drafts = drafts
+        self._max_waiting = max_waiting
+
+    def report(self) -> target_pb2.TargetGetStatusResponse:
+        """The state of this moment."""
+        identity = self._identity
+        return target_pb2.TargetGetStatusResponse(
+            model=identity.model_name,
+            token_table_hash=identity.token_table_hash,
+            weights_fingerprint=identity.weights_fingerprint,
+            numerics_id=identity.numerics_id,
+            vocab_size=self._model.vocab_size,
+            max_model_len=self._limits.max_model_len,
+            max_draft_tokens=self._limits.max_draft_tokens,
+            state=self._state(),
+            load=self._load(),
+            pool=self._pool(),
+            drafters=self._drafters(),
+            speculation=self._speculation(),
+            instance_id=identity.instance_id,
+            eos_token_ids=self._model.eos_token_ids,
+            max_waiting=self._max_waiting,
+        )
+
+    def _state(self) -> str:
+        if self._batcher.dead_reason:
+            return "dead"
+        if self._batcher.draining:
+            return "draining"
+        return "serving" if all(each.responsive for each in self._hub.clients) else "degraded"
+
+    def _load(self) -> target_pb2.TargetLoad:
+        totals, scheduler = self._batcher.totals, self._batcher.scheduler
+        return target_pb2.TargetLoad(
+            running=len(scheduler.running),
+            waiting=len(scheduler.waiting),
+            started=totals.started,
+            finished=totals.finished,
+            failed=totals.failed,
+            cancelled=totals.cancelled,
+            refused=totals.refused,
+            steps=totals.steps,
+            generated_tokens=totals.generated_tokens,
+            preemptions=scheduler.num_preemptions,
+            last_step_s=totals.last_step_s,
+            prefilled_tokens=totals.prefilled_tokens,
+        )
+
+    def _pool(self) -> target_pb2.BlockPoolStatus:
+        scheduler = self._batcher.scheduler
+        pool = scheduler.pool
+        held = sum(each.sequence.num_computed for each in scheduler.running)
+        return target_pb2.BlockPoolStatus(
+            total=pool.num_blocks,
+            free=pool.num_free,
+            used=pool.num_used,
+            block_size=pool.block_size,
+            integrity_errors=scheduler.check_integrity(),
+            wasted_slots=max(0, pool.num_used * pool.block_size - held),
+        )
+
+    def _drafters(self) -> list[target_pb2.DrafterStatus]:
+        return [
+            target_pb2.DrafterStatus(
+                address=client.address,
+                state=client.state if client.responsive or not client.ready else "silent",
+                reason=client.reason,
+                instance_id=client.peer.instance_id,
+                sequences=client.num_sequences,
+                connect_attempts=client.connect_attempts,
+                round_trip_s=client.round_trip_s,
+                weights_fingerprint=client.peer.weights_fingerprint,
+                load=client.load,
+            )
+            for client in self._hub.clients
+        ]
+
+    def _speculation(self) -> target_pb2.SpeculationTotals:
+        counts, drafts = self._batcher.speculation, self._drafts
+        frames = {arrival.value: count for arrival, count in drafts.arrivals.items()}
+        return target_pb2.SpeculationTotals(
+            rounds=counts.rounds,
+            proposed=drafts.num_proposed,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+            accepted_per_position=counts.accepted_per_position,
+            unused={reason.value: count for reason, count in drafts.unused.items()},
+            frames=frames | dict(self._hub.frames),
+            wait_s=self._batcher.totals.draft_wait_s,
+        )

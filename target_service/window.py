@@ -1,0 +1,181 @@
+"""The window controller: how many tokens to draft for a sequence, and how long to wait for them.
+
+A first controller behind a small interface: per sequence, from its own acceptance, with a probe so
+that it recovers from 0. Pure: the caller passes the time. Knows nothing of streams or tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from outrider.params import SpeculationMode, SpeculationParams
+
+FIXED_WAIT_S = 2.0
+"""Longest wait of a FIXED round, so that a drafter that falls silent cannot hold a stream up."""
+
+_DECAY = 0.9
+"""Weight of the past when a new round comes in."""
+_PRIOR = (1.5, 0.7)
+"""Imagined drafts before the first round, and the share of them that stood."""
+_ROW_COST = 0.02
+"""Cost of one more row of a step, relative to a step with one row, until it has been measured."""
+_MISSES_TO_OFF = 4
+"""Rounds in a row without a usable draft after which a sequence stops asking."""
+_PROBE_AFTER_S = (0.5, 1.0, 2.0, 4.0)
+"""Pause before each probe; the last one repeats."""
+_PROBE_TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a sequence wants for its next round."""
+
+    k: int
+    """Draft tokens to verify."""
+    window: int
+    """How far the drafter may run ahead. 0 asks for nothing."""
+    wait_s: float
+    """How long the step may wait for them."""
+
+
+NO_DRAFTS = Wish(0, 0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What happened in a round for which drafts were wished."""
+
+    drafted: int
+    accepted: int
+    answered: bool
+    """The drafter had said something for this position, be it that it has nothing."""
+
+
+class StepCost:
+    """Seconds of a step as base + rows * slope, from exponentially forgotten sums."""
+
+    def __init__(self) -> None:
+        self._sums = [0.0] * 5  # weight, rows, rows squared, seconds, rows * seconds
+        self.step_s = 0.0
+
+    def observe(self, rows: int, seconds: float) -> None:
+        """Take in one step that ran `rows` tokens."""
+        self.step_s = seconds if self.step_s == 0.0 else 0.8 * self.step_s + 0.2 * seconds
+        for i, value in enumerate((1.0, rows, rows * rows, seconds, rows * seconds)):
+            self._sums[i] = 0.98 * self._sums[i] + value
+
+    @property
+    def row_share(self) -> float:
+        """Cost of one more row, as a share of a one-row step."""
+        weight, rows, squares, seconds, products = self._sums
+        spread = weight * squares - rows * rows
+        if weight < 8 or spread < 1e-6 * weight * squares:
+            return _ROW_COST
+        slope = (weight * products - rows * seconds) / spread
+        base = (seconds - slope * rows) / weight
+        if base + slope <= 0:
+            return _ROW_COST
+        return min(1.0, max(0.0, slope / (base + slope)))
+
+
+class SequenceWindow:
+    """The controller of one sequence."""
+
+    def __init__(
+        self,
+        params: SpeculationParams,
+        cost: StepCost,
+        *,
+        max_draft_tokens: int,
+        max_window: int,
+        max_wait_s: float,
+    ) -> None:
+        cap = params.max_draft_tokens
+        self._cap = max_draft_tokens if cap is None else min(cap, max_draft_tokens)
+        self._mode = params.mode if self._cap > 0 else SpeculationMode.OFF
+        self._cost = cost
+        self._max_window = max_window
+        self._max_wait_s = max_wait_s
+        self._tried, self._stood = _PRIOR[0], _PRIOR[0] * _PRIOR[1]
+        self._misses = 0
+        self._num_probes = 0
+        self._next_probe_s: float | None = None  # set while drafting is off
+        self._latency_s: float | None = None
+
+    @property
+    def wants_drafts(self) -> bool:
+        """False for a request that never uses any."""
+        return self._mode is not SpeculationMode.OFF
+
+    def wish(self, now_s: float) -> Wish:
+        """What to ask for, and how long to wait for it."""
+        if self._mode is SpeculationMode.OFF:
+            return NO_DRAFTS
+        if self._mode is SpeculationMode.FIXED:
+            return Wish(self._cap, self._window(self._cap), FIXED_WAIT_S)
+        if self._next_probe_s is not None:
+            if now_s < self._next_probe_s:
+                return NO_DRAFTS
+            k = min(_PROBE_TOKENS, self._cap)
+            return Wish(k, self._window(k), self._wait_s(k))
+        k = self._best_k()
+        if k == 0:
+            self._pause(now_s)
+            return NO_DRAFTS
+        return Wish(k, self._window(k), self._wait_s(k))
+
+    def observe(self, outcome: Round, now_s: float) -> None:
+        """Take in a round for which drafts were wished."""
+        if outcome.drafted:
+            tried = outcome.accepted + (outcome.accepted < outcome.drafted)
+            self._tried = _DECAY * self._tried + tried
+            self._stood = _DECAY * self._stood + outcome.accepted
+        if outcome.drafted or outcome.answered:
+            self._misses = 0
+            if self._next_probe_s is not None and (outcome.accepted or not outcome.drafted):
+                self._next_probe_s, self._num_probes = None, 0
+            elif self._next_probe_s is not None:
+                self._pause(now_s)
+            return
+        self._misses += 1
+        if self._misses >= _MISSES_TO_OFF and self._mode is SpeculationMode.AUTO:
+            self._misses = 0
+            self._pause(now_s)
+
+    def observe_latency(self, seconds: float) -> None:
+        """Take in the time from confirming tokens to having the drafts behind them."""
+        old = self._latency_s
+        self._latency_s = seconds if old is None else 0.7 * old + 0.3 * seconds
+
+    def _window(self, k: int) -> int:
+        # Twice the round: while one is verified, the next one can already be drafted.
+        return min(self._max_window, 2 * k + 1)
+
+    def _best_k(self) -> int:
+        rate = self._stood / self._tried
+        share = self._cost.row_share
+        best, best_gain, emitted, survival = 0, 1.0, 1.0, 1.0
+        for k in range(1, self._cap + 1):
+            survival *= rate
+            emitted += survival
+            gain = emitted / (1 + share * k)
+            if gain > best_gain:
+                best, best_gain = k, gain
+        return best
+
+    def _wait_s(self, k: int) -> float:
+        """Waiting pays up to the time that the expected extra tokens would cost without drafts."""
+        rate = self._stood / self._tried
+        gained = sum(rate**j for j in range(1, k + 1)) * self._cost.step_s / 2
+        limit = min(self._max_wait_s, gained) if self._cost.step_s else self._max_wait_s
+        if self._latency_s is not None and self._latency_s > limit:
+            return 0.0
+        return limit
+
+    def _pause(self, now_s: float) -> None:
+        pause = _PROBE_AFTER_S[min(self._num_probes, len(_PROBE_AFTER_S) - 1)]
+        self._num_probes += 1
+        self._next_probe_s = now_s + pause
+        # A probe starts from the prior, else one bad stretch would be held against it for ever.
+        self._tried, self._stood = _PRIOR[0], _PRIOR[0] * _PRIOR[1]
+        self._latency_s = None
