@@ -16,7 +16,7 @@ from outrider.engine.fingerprints import token_table_hash, weights_fingerprint
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import numerics_id, prepare_cpu
 from outrider.engine.runner import Runner
-from outrider.models import resolve
+from outrider.models.store import resolve
 from outrider.serving.device import DeviceThread
 from outrider.serving.logs import configure_logging
 from outrider.serving.server import run as run_loop
