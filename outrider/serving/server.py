@@ -10,8 +10,9 @@ import asyncio
 import contextlib
 import os
 import signal
-from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
@@ -23,6 +24,8 @@ from outrider.serving.interceptors import ErrorInterceptor
 
 log = structlog.get_logger(__name__)
 
+_T = TypeVar("_T")
+_HealthServicer: Any = health.aio.HealthServicer  # type: ignore[attr-defined]  # not in the stubs
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 
@@ -46,52 +49,72 @@ class Service(Protocol):
         """Free everything. Called once, after the last call has ended."""
 
 
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """A service that takes calls."""
+
+    port: int
+    """The bound port, which differs from the asked one if that was 0."""
+    server: grpc.aio.Server
+    health: Any
+
+
+@contextlib.asynccontextmanager
+async def listening(service: Service, host: str, port: int) -> AsyncIterator[Listening]:
+    """Start `service` and take calls. At the end open calls are cancelled and it is stopped."""
+    servicer = _HealthServicer()
+    tasks: set[asyncio.Task[None]] = set()
+
+    def set_healthy(healthy: bool) -> None:
+        task = asyncio.create_task(_set_health(servicer, service, healthy))
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+
+    server = None
+    try:
+        # Until it says otherwise a service is healthy once it has started.
+        await _set_health(servicer, service, True)
+        await service.start(set_healthy)
+        server = _make_server(service, servicer)
+        bound = _bind(server, host, port)
+        await server.start()
+        yield Listening(bound, server, servicer)
+    finally:
+        if server is not None:
+            await server.stop(0)
+        await service.stop()
+
+
 async def serve(service: Service, host: str, port: int, grace_s: float) -> None:
     """Run `service` until a signal. Raises what `start` raises, and OSError for a taken port."""
     with _signals() as stop:
-        servicer = health.aio.HealthServicer()
-        health_task: set[asyncio.Task[None]] = set()
-        draining = False
-
-        def set_healthy(healthy: bool) -> None:
-            if draining:
-                return
-            task = asyncio.ensure_future(_set_health(servicer, service, healthy))
-            health_task.add(task)
-            task.add_done_callback(health_task.discard)
-
-        try:
-            if not await _until(service.start(set_healthy), stop):
+        async with contextlib.AsyncExitStack() as stack:
+            entering = stack.enter_async_context(listening(service, host, port))
+            running = await _until(entering, stop)
+            if running is None:
                 log.info("stopped while starting")
                 return
-            server = _make_server(service, servicer)
-            bound = _bind(server, host, port)
-            await server.start()
-            await _set_health(servicer, service, True)
-            log.info("listening", host=host, port=bound)
+            log.info("listening", host=host, port=running.port)
             await stop.wait()
             log.info("draining", grace_s=grace_s)
-            draining = True
-            await servicer.enter_graceful_shutdown()
+            await running.health.enter_graceful_shutdown()
             await service.drain()
-            await server.stop(grace_s)
-        finally:
-            await service.stop()
-        log.info("stopped")
+            await running.server.stop(grace_s)
+    log.info("stopped")
 
 
-def run(main: Callable[[], contextlib.AbstractAsyncContextManager[None] | object]) -> None:
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run the coroutine that `main()` makes, on uvloop where there is one."""
     try:
         import uvloop
     except ImportError:
         log.warning("uvloop is not installed, falling back to asyncio's own loop")
-        asyncio.run(main())  # type: ignore[arg-type]
+        asyncio.run(main())
     else:
-        uvloop.run(main())  # type: ignore[arg-type]
+        uvloop.run(main())
 
 
-def _make_server(service: Service, servicer: health.aio.HealthServicer) -> grpc.aio.Server:
+def _make_server(service: Service, servicer: Any) -> grpc.aio.Server:
     server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
     service.register(server)
     health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
@@ -111,24 +134,22 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     return bound
 
 
-async def _set_health(servicer: health.aio.HealthServicer, service: Service, healthy: bool) -> None:
+async def _set_health(servicer: Any, service: Service, healthy: bool) -> None:
     for name in ("", *service.service_names):
         await servicer.set(name, _SERVING if healthy else _NOT_SERVING)
 
 
-async def _until(work: object, stop: asyncio.Event) -> bool:
-    """Await `work`, giving up when `stop` is set first. True if it ended by itself."""
-    task = asyncio.ensure_future(work)  # type: ignore[arg-type]
-    stopping = asyncio.ensure_future(stop.wait())
+async def _until(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:
+    """The result of `work`, or None if `stop` is set first."""
+    task = asyncio.create_task(work)
+    stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({task, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-    if task.done():
-        task.result()
-        return True
-    task.cancel()
+    if not task.done():
+        task.cancel()
     with contextlib.suppress(asyncio.CancelledError):
-        await task
-    return False
+        return await task
+    return None
 
 
 @contextlib.contextmanager

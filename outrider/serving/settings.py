@@ -44,6 +44,7 @@ class GatewaySettings(_Checked):
     served_name: str = setting("", "Name that clients use. Empty: the model's own.")
     targets: str = setting("127.0.0.1:50052", "Target addresses, comma-separated.")
     max_concurrent: int = setting(512, "Most requests at once.", low=1)
+    max_prompt_bytes: int = setting(1_048_576, "Most bytes of a prompt's text.", low=1)
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
     log_level: str = setting("info", "debug, info, warning or error.")
 
