@@ -1,0 +1,140 @@
+"""Token ids to text, one token at a time, byte for byte as one decode of all ids would give it.
+
+What is handed out is never taken back and never holds half a character: bytes wait until their
+character is whole, and `flush` turns what is left into U+FFFD, as the full decode does. Special
+tokens give no text. Ids that no token has (padding of the embedding) give none either.
+
+The full decode is that of the generated ids alone. Byte-level tokenizers do not mind; those that
+drop the space before the first word drop it here too.
+
+    ByteLevelDetokenizer   byte-level BPE: a table from token to bytes and a UTF-8 decoder
+    WindowedDetokenizer    everything else: decodes a short window again and hands out what is new
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+_REPLACEMENT = "\ufffd"
+
+
+class Detokenizer(Protocol):
+    """The text of one stream of ids."""
+
+    def push(self, token_id: int) -> str:
+        """The text that is certain now; may be empty."""
+
+    def flush(self) -> str:
+        """What was still waiting. Call once, after the last token."""
+
+
+def _byte_of_char() -> dict[str, int]:
+    """The GPT-2 table: printable bytes stand for themselves, the others for U+0100 and up."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    table = {chr(byte): byte for byte in printable}
+    others = (byte for byte in range(256) if byte not in set(printable))
+    table.update({chr(0x100 + i): byte for i, byte in enumerate(others)})
+    return table
+
+
+class ByteTable:
+    """The bytes of each token of a byte-level vocabulary, looked up once and remembered."""
+
+    def __init__(self, token_of: Callable[[int], str | None], special: frozenset[str]) -> None:
+        """`token_of(id)` spells a token, None for an unused id; `special` tokens give no bytes."""
+        self._token_of = token_of
+        self._special = special
+        self._byte_of_char = _byte_of_char()
+        self._known: dict[int, bytes] = {}
+
+    def __getitem__(self, token_id: int) -> bytes:
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._known[token_id] = self._bytes(token_id)
+        return known
+
+    def _bytes(self, token_id: int) -> bytes:
+        token = self._token_of(token_id)
+        if token is None or token in self._special:
+            return b""
+        try:
+            return bytes(self._byte_of_char[char] for char in token)
+        except KeyError:  # an added token, spelled as it reads
+            return token.encode()
+
+
+class ByteLevelDetokenizer:
+    """For byte-level BPE: exact and O(1) a token."""
+
+    def __init__(self, table: ByteTable) -> None:
+        self._table = table
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+    def push(self, token_id: int) -> str:
+        """The characters that this token completes."""
+        return self._decoder.decode(self._table[token_id])
+
+    def flush(self) -> str:
+        """U+FFFD for an unfinished character, if any."""
+        return self._decoder.decode(b"", final=True)
+
+
+class WindowedDetokenizer:
+    """For any other tokenizer: hands out the growth of a short window's decode.
+
+    Text waits while the window ends in a byte token (the decode of a whole run of them changes with
+    its last byte) or in U+FFFD (perhaps the beginning of a character).
+    """
+
+    KEEP = 8
+    """Tokens of context that stay in the window; joining rules look back one or two."""
+    LONG = 32
+    """Window length that starts a cut."""
+
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], token_of: Callable[[int], str | None]
+    ) -> None:
+        self._decode = decode
+        self._token_of = token_of
+        self._window: list[int] = []
+        self._given = ""  # the window's text that was handed out
+
+    def push(self, token_id: int) -> str:
+        """The window's new text, or nothing while it could still change."""
+        self._window.append(token_id)
+        if self._is_byte(token_id):
+            return ""
+        text = self._decode(self._window)
+        if text.endswith(_REPLACEMENT):
+            return ""
+        return self._hand_out(text)
+
+    def flush(self) -> str:
+        """All that is left."""
+        return self._hand_out(self._decode(self._window))
+
+    def _hand_out(self, text: str) -> str:
+        if not text.startswith(self._given):
+            return ""  # the decoder rewrote the past: wait rather than take something back
+        new = text[len(self._given) :]
+        self._given = text
+        if len(self._window) > self.LONG:
+            self._cut()
+        return new
+
+    def _cut(self) -> None:
+        """Forget old tokens. The rest must begin with text, or the decoder sees a new beginning."""
+        for start in range(len(self._window) - self.KEEP, 0, -1):
+            first = self._window[start]
+            if not self._is_byte(first) and self._decode([first]).strip():
+                self._window = self._window[start:]
+                self._given = self._decode(self._window)
+                return
+
+    def _is_byte(self, token_id: int) -> bool:
+        token = self._token_of(token_id)
+        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None

@@ -1,0 +1,167 @@
+"""Requests from the wire, checked: every refusal names the field and the limit.
+
+Protobuf comes in, plain values go out. What this version cannot do is refused by name, so that
+nobody believes it was done.
+"""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from outrider.params import (
+    MAX_REQUEST_ID_BYTES,
+    GenerationParams,
+    StoppingParams,
+    VerificationMode,
+    check_range,
+    check_token_id,
+)
+from outrider.serving import wire
+from outrider.serving.errors import InvalidRequest
+from protos.outrider.v1 import inference_pb2 as pb
+
+ROLES = ("system", "user", "assistant")
+MAX_MESSAGES = 4096
+MAX_PRIORITY = 100
+
+Messages = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What to go on from; exactly one of the three."""
+
+    field: str
+    """The field's name on the wire, for errors."""
+    text: str | None = None
+    messages: Messages | None = None
+    """(role, content), oldest first."""
+    token_ids: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A request for text whose values lie inside their limits."""
+
+    request_id: str
+    prompt: Prompt
+    params: GenerationParams
+    """The seed is always set."""
+    priority: int
+
+
+def check_generate(
+    request: pb.GenerateRequest, *, vocab_size: int, max_prompt_bytes: int
+) -> CheckedRequest:
+    """Raises InvalidRequest or InvalidParam. The prompt's length in tokens is not known yet."""
+    _refuse_missing_features(request)
+    sampling = wire.sampling_from_proto(request.sampling)
+    if not request.sampling.HasField("seed"):
+        sampling = replace(sampling, seed=secrets.randbits(64))
+    sampling.validate(vocab_size)
+    stopping = wire.stopping_from_proto(request.stopping)
+    stopping.validate(vocab_size)
+    speculation = wire.speculation_from_proto(request.speculation)
+    if speculation.verification is VerificationMode.REJECTION:
+        raise InvalidRequest("speculation.verification", "REJECTION is not supported yet")
+    check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
+    return CheckedRequest(
+        request_id=check_request_id(request.request_id),
+        prompt=check_prompt(request, vocab_size=vocab_size, max_prompt_bytes=max_prompt_bytes),
+        params=GenerationParams(sampling, stopping, speculation),
+        priority=request.priority,
+    )
+
+
+def check_request_id(request_id: str) -> str:
+    """The caller's, or a new one."""
+    num_bytes = len(request_id.encode())
+    if num_bytes > MAX_REQUEST_ID_BYTES:
+        raise InvalidRequest("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes, got {num_bytes}")
+    return request_id or uuid.uuid4().hex
+
+
+def check_prompt(
+    request: pb.GenerateRequest | pb.TokenizeRequest, *, vocab_size: int, max_prompt_bytes: int
+) -> Prompt:
+    """The one input that is set, not larger than what may be tokenized."""
+    kind = request.WhichOneof("input")
+    if kind is None:
+        kinds = [field.name for field in request.DESCRIPTOR.oneofs_by_name["input"].fields]
+        raise InvalidRequest("input", f"one of {', '.join(kinds)} must be set")
+    if kind == "text":
+        if not request.text:
+            raise InvalidRequest("text", "must not be empty")
+        _check_bytes("text", [request.text], max_prompt_bytes)
+        return Prompt("text", text=request.text)
+    if kind == "chat":
+        return Prompt("chat", messages=_check_chat(request.chat, max_prompt_bytes))
+    assert isinstance(request, pb.GenerateRequest)
+    ids = check_ids("token_ids.ids", request.token_ids.ids, vocab_size)
+    if not ids:
+        raise InvalidRequest("token_ids.ids", "must not be empty")
+    return Prompt("token_ids.ids", token_ids=ids)
+
+
+def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
+    """All of them are in the vocabulary."""
+    if ids and max(ids) >= vocab_size:
+        for index, token_id in enumerate(ids):
+            check_token_id(f"{field}[{index}]", token_id, vocab_size)
+    return tuple(ids)
+
+
+def fit_stopping(
+    stopping: StoppingParams, prompt: Prompt, num_prompt_tokens: int, max_model_len: int
+) -> StoppingParams:
+    """`stopping` with max_tokens set: what was asked for, at most what the context has room for."""
+    if num_prompt_tokens == 0:
+        raise InvalidRequest(prompt.field, "holds no token")
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise InvalidRequest(
+            prompt.field,
+            f"the prompt has {num_prompt_tokens} tokens, which leaves no room for an answer in "
+            f"the context of {max_model_len}",
+        )
+    if stopping.min_tokens > room:
+        raise InvalidRequest(
+            "stopping.min_tokens",
+            f"the context of {max_model_len} has room for {room} tokens behind a prompt of "
+            f"{num_prompt_tokens}, got {stopping.min_tokens}",
+        )
+    return replace(stopping, max_tokens=min(stopping.max_tokens or room, room))
+
+
+def _refuse_missing_features(request: pb.GenerateRequest) -> None:
+    if request.HasField("n") and request.n != 1:
+        raise InvalidRequest("n", f"only 1 is supported yet, got {request.n}")
+    for field in ("logprobs", "prompt_logprobs"):
+        if request.HasField(field):
+            raise InvalidRequest(field, "not supported yet; leave it unset")
+
+
+def _check_chat(chat: pb.Chat, max_prompt_bytes: int) -> Messages:
+    if not chat.messages:
+        raise InvalidRequest("chat.messages", "must not be empty")
+    if len(chat.messages) > MAX_MESSAGES:
+        raise InvalidRequest(
+            "chat.messages", f"at most {MAX_MESSAGES} messages, got {len(chat.messages)}"
+        )
+    for index, message in enumerate(chat.messages):
+        if message.role not in ROLES:
+            raise InvalidRequest(
+                f"chat.messages[{index}].role",
+                f"must be one of {', '.join(ROLES)}, got {message.role[:40]!r}",
+            )
+    _check_bytes("chat.messages", [each.content for each in chat.messages], max_prompt_bytes)
+    return tuple((message.role, message.content) for message in chat.messages)
+
+
+def _check_bytes(field: str, texts: Sequence[str], max_bytes: int) -> None:
+    num_bytes = sum(len(text.encode()) for text in texts)
+    if num_bytes > max_bytes:
+        raise InvalidRequest(field, f"at most {max_bytes} bytes, got {num_bytes}")

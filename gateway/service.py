@@ -1,0 +1,87 @@
+"""The gateway as a process: loads the tokenizer, listens, follows its targets.
+
+Healthy while at least one target is ready. A target that is away, or that serves another model,
+makes the gateway NOT_SERVING, and requests are answered UNAVAILABLE with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import grpc
+import structlog
+
+from gateway.servicer import InferenceServicer, ServedModel
+from gateway.target_client import TargetPool
+from gateway.tokenizer import ModelTokenizer
+from outrider.engine.fingerprints import token_table_hash
+from outrider.models.store import resolve
+from outrider.serving.logs import configure_logging
+from outrider.serving.server import run as run_loop
+from outrider.serving.server import serve
+from outrider.serving.settings import GatewaySettings, SettingsError, split_addresses
+from protos.outrider.v1 import inference_pb2 as pb
+from protos.outrider.v1 import inference_pb2_grpc
+
+log = structlog.get_logger(__name__)
+
+
+class GatewayService:
+    """Implements outrider.serving.server.Service."""
+
+    service_names: Sequence[str] = (pb.DESCRIPTOR.services_by_name["Inference"].full_name,)
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+        self._addresses = split_addresses(settings.targets)
+        if not self._addresses:
+            raise SettingsError("targets must name at least one address")
+        self._targets: TargetPool | None = None
+        self._servicer: InferenceServicer | None = None
+
+    async def start(self, set_healthy: Callable[[bool], None]) -> None:
+        """Load the tokenizer and begin to look for the targets, which need not be up."""
+        settings = self._settings
+        folder = resolve(settings.model)
+        tokenizer = ModelTokenizer.load(folder)
+        name = settings.served_name or model_name(settings.model)
+        self._targets = TargetPool(self._addresses, token_table_hash(folder), set_healthy)
+        self._servicer = InferenceServicer(
+            ServedModel(name, tokenizer),
+            self._targets,
+            max_concurrent=settings.max_concurrent,
+            max_prompt_bytes=settings.max_prompt_bytes,
+        )
+        set_healthy(False)
+        self._targets.start()
+        log.info("tokenizer is loaded", model=name, folder=str(folder))
+
+    def register(self, server: grpc.aio.Server) -> None:
+        """Add the Inference service."""
+        assert self._servicer is not None
+        inference_pb2_grpc.add_InferenceServicer_to_server(self._servicer, server)
+
+    async def drain(self) -> None:
+        """Refuse new requests; running ones end by themselves or with the grace time."""
+        assert self._servicer is not None
+        self._servicer.drain()
+
+    async def stop(self) -> None:
+        """Cut the connections to the targets."""
+        if self._targets is not None:
+            await self._targets.close()
+        if self._servicer is not None:
+            self._servicer.close()
+
+
+def model_name(name_or_folder: str) -> str:
+    """The name that clients see for a model given by name or folder."""
+    return Path(name_or_folder).expanduser().resolve().name or name_or_folder
+
+
+def run(settings: GatewaySettings) -> None:
+    """Serve until a signal. Raises what a bad setting or model folder raises."""
+    configure_logging("gateway", settings.log_level)
+    service = GatewayService(settings)
+    run_loop(lambda: serve(service, settings.host, settings.port, settings.grace_s))

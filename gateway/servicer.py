@@ -1,0 +1,193 @@
+"""The Inference service: text in, text out, with tokens from a target in between.
+
+The only place of the gateway that speaks protobuf to clients. Tokenizing runs on threads; a slow
+reader holds up only its own target stream, because the next chunk is asked for after the last one
+was written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from gateway.answer import Answer
+from gateway.answer_stream import AnswerStream
+from gateway.record import RequestRecord
+from gateway.requests import Prompt, check_generate, check_ids, check_prompt, fit_stopping
+from gateway.target_client import TargetPool, to_token_request
+from gateway.templates import TemplateRefused
+from gateway.tokenizer import ModelTokenizer
+from outrider.serving.channel import MAX_MESSAGE_BYTES
+from outrider.serving.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+from protos.outrider.v1 import inference_pb2 as pb
+from protos.outrider.v1 import inference_pb2_grpc
+
+_T = TypeVar("_T")
+_Context = Any  # grpc.aio.ServicerContext: generic over both message types
+_RETRY_AFTER_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """The one model of this gateway."""
+
+    name: str
+    tokenizer: ModelTokenizer
+
+
+class InferenceServicer(inference_pb2_grpc.InferenceServicer):
+    """All four methods."""
+
+    def __init__(
+        self,
+        model: ServedModel,
+        targets: TargetPool,
+        *,
+        max_concurrent: int,
+        max_prompt_bytes: int,
+    ) -> None:
+        self._model = model
+        self._tokenizer = model.tokenizer
+        self._targets = targets
+        self._max_concurrent = max_concurrent
+        self._max_prompt_bytes = max_prompt_bytes
+        self._num_running = 0
+        self._draining = False
+        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+
+    def drain(self) -> None:
+        """Refuse new requests; running ones go on."""
+        self._draining = True
+
+    def close(self) -> None:
+        """Let the threads go."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: _Context
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        """Streams one answer."""
+        with self._admit(), RequestRecord() as record:
+            self._check_model(request.model)
+            checked = check_generate(
+                request,
+                vocab_size=self._tokenizer.vocab_size,
+                max_prompt_bytes=self._max_prompt_bytes,
+            )
+            record.checked(checked.request_id, checked.params.sampling.seed)
+            link, info = self._targets.pick()
+            checked.params.speculation.validate(info.max_draft_tokens)
+            prompt_ids = await self._encode(checked.prompt)
+            stopping = fit_stopping(
+                checked.params.stopping, checked.prompt, len(prompt_ids), info.max_model_len
+            )
+            record.routed(link.address, len(prompt_ids))
+            token_request = to_token_request(checked, prompt_ids, stopping)
+            call = link.generate(token_request, context.time_remaining())
+            # A cancelled handler may be stuck in a yield; this runs all the same.
+            context.add_done_callback(lambda _: call.cancel())
+            answer = Answer(self._tokenizer.detokenizer(), stopping, info.eos_token_ids)
+            stream = AnswerStream(answer, len(prompt_ids), checked.params.sampling.seed)
+            try:
+                async with contextlib.aclosing(call.chunks()) as chunks:
+                    async for chunk in chunks:
+                        for response in stream.push(chunk):
+                            record.sending(response)
+                            yield response
+                        if stream.finished:
+                            break
+                if not stream.finished:
+                    raise Unavailable("the target ended the stream without a finish")
+                if not stream.stopped_here:
+                    await call.settle()
+            finally:
+                call.cancel()
+
+    async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
+        """Ids as Generate would see them."""
+        with self._admit():
+            self._check_model(request.model)
+            prompt = check_prompt(
+                request,
+                vocab_size=self._tokenizer.vocab_size,
+                max_prompt_bytes=self._max_prompt_bytes,
+            )
+            ids = await self._encode(prompt)
+            response = pb.TokenizeResponse(
+                ids=ids,
+                tokens=await self._run(lambda: [self._tokenizer.token(each) for each in ids]),
+                max_model_len=self._max_model_len,
+            )
+            if response.ByteSize() > MAX_MESSAGE_BYTES:
+                raise InvalidRequest(
+                    prompt.field, f"its {len(ids)} tokens do not fit in one message"
+                )
+            return response
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: _Context
+    ) -> pb.DetokenizeResponse:
+        """The text of ids, all at once."""
+        with self._admit():
+            self._check_model(request.model)
+            ids = check_ids("ids", request.ids, self._tokenizer.vocab_size)
+            text = await self._run(
+                lambda: self._tokenizer.decode(ids, keep_special=request.keep_special)
+            )
+            response = pb.DetokenizeResponse(text=text)
+            if response.ByteSize() > MAX_MESSAGE_BYTES:
+                raise InvalidRequest("ids", "their text does not fit in one message")
+            return response
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: _Context
+    ) -> pb.ListModelsResponse:
+        """The one model, and whether it can be asked now."""
+        model = pb.Model(
+            name=self._model.name,
+            max_model_len=self._max_model_len,
+            vocab_size=self._tokenizer.vocab_size,
+            ready=self._targets.ready and not self._draining,
+        )
+        return pb.ListModelsResponse(models=[model])
+
+    @property
+    def _max_model_len(self) -> int:
+        return self._targets.max_model_len or self._tokenizer.max_model_len
+
+    @contextlib.contextmanager
+    def _admit(self) -> Iterator[None]:
+        if self._draining:
+            raise Unavailable("the gateway is shutting down")
+        if self._num_running >= self._max_concurrent:
+            raise Overloaded(
+                f"the gateway serves {self._max_concurrent} requests at once", _RETRY_AFTER_S
+            )
+        self._num_running += 1
+        try:
+            yield
+        finally:
+            self._num_running -= 1
+
+    def _check_model(self, name: str) -> None:
+        if name and name != self._model.name:
+            raise NotFound(f"model: {name[:80]!r} is not served here, {self._model.name!r} is")
+
+    async def _encode(self, prompt: Prompt) -> list[int]:
+        if prompt.token_ids is not None:
+            return list(prompt.token_ids)
+        text, messages = prompt.text, prompt.messages
+        if text is not None:
+            return await self._run(lambda: self._tokenizer.encode(text))
+        assert messages is not None
+        try:
+            return await self._run(lambda: self._tokenizer.encode_chat(messages))
+        except TemplateRefused as error:
+            raise InvalidRequest("chat", str(error)) from error
+
+    async def _run(self, call: Callable[[], _T]) -> _T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)

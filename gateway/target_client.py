@@ -1,0 +1,247 @@
+"""The targets behind the gateway: which are ready, and calls to them.
+
+One link a target. A link follows the target's health stream, so it knows within moments when the
+target drains, dies or comes back, and checks on each return that both sides use the same tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass
+
+import grpc
+import structlog
+from google.rpc import error_details_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_status import rpc_status
+
+from gateway.requests import CheckedRequest
+from outrider.params import SpeculationMode, StoppingParams
+from outrider.serving import wire
+from outrider.serving.channel import open_channel
+from outrider.serving.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
+from protos.outrider.v1 import sampling_pb2, target_pb2_grpc
+from protos.outrider.v1 import target_pb2 as pb
+
+log = structlog.get_logger(__name__)
+
+_SERVICE = pb.DESCRIPTOR.services_by_name["Target"].full_name
+_MODES = {
+    SpeculationMode.AUTO: sampling_pb2.SpeculationParams.MODE_AUTO,
+    SpeculationMode.OFF: sampling_pb2.SpeculationParams.MODE_OFF,
+    SpeculationMode.FIXED: sampling_pb2.SpeculationParams.MODE_FIXED,
+}
+_STATUS_TIMEOUT_S = 5.0
+_RETRY_S = 0.3
+_SETTLE_S = 1.0
+
+
+class TargetFailed(OutriderError):
+    """A target ended a call with a status that has no class of its own here."""
+
+    def __init__(self, code: grpc.StatusCode, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True, slots=True)
+class TargetInfo:
+    """What a target said of itself when it became ready."""
+
+    max_model_len: int
+    max_draft_tokens: int
+    eos_token_ids: frozenset[int]
+
+
+class TargetCall:
+    """One running Generate call."""
+
+    def __init__(self, call: grpc.aio.UnaryStreamCall[pb.TokenRequest, pb.TokenChunk]) -> None:
+        self._call = call
+
+    async def chunks(self) -> AsyncGenerator[pb.TokenChunk, None]:
+        """The answer, read only as fast as it is asked for. Raises OutriderError."""
+        try:
+            async for chunk in self._call:
+                yield chunk
+        except grpc.aio.AioRpcError as error:
+            raise _to_error(error) from error
+
+    async def settle(self) -> None:
+        """After the finish: let the call end by itself, so that it counts as finished there."""
+        with contextlib.suppress(grpc.aio.AioRpcError, TimeoutError):
+            async with asyncio.timeout(_SETTLE_S):
+                async for _ in self._call:
+                    pass
+
+    def cancel(self) -> None:
+        """End the call if it runs still."""
+        self._call.cancel()
+
+
+class TargetLink:
+    """One target."""
+
+    def __init__(
+        self, address: str, token_table_hash: bytes, on_change: Callable[[], None]
+    ) -> None:
+        self.address = address
+        self.info: TargetInfo | None = None
+        """Set while the target is ready."""
+        self.reason = "not asked yet"
+        """Why it is not ready."""
+        self._token_table_hash = token_table_hash
+        self._on_change = on_change
+        self._channel = open_channel(address)
+        self._stub = target_pb2_grpc.TargetStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to follow the target's health."""
+        self._task = asyncio.create_task(self._follow_forever())
+
+    async def close(self) -> None:
+        """Stop following and cut the connection."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+        await self._channel.close(None)
+
+    def generate(self, request: pb.TokenRequest, timeout_s: float | None) -> TargetCall:
+        """Start a call. `timeout_s` is the client's remaining time."""
+        return TargetCall(self._stub.Generate(request, timeout=timeout_s))
+
+    async def _follow_forever(self) -> None:
+        while True:
+            try:
+                await self._follow()
+                self._lost("the health stream ended")
+            except grpc.aio.AioRpcError as error:
+                self._lost(f"{error.code().name}: {error.details()}")
+            # Many gateways must not come back in step.
+            await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.5))
+
+    async def _follow(self) -> None:
+        watch = self._health.Watch(health_pb2.HealthCheckRequest(service=_SERVICE))
+        try:
+            async for health in watch:
+                if health.status == health_pb2.HealthCheckResponse.SERVING:
+                    request = pb.TargetGetStatusRequest()
+                    self._judge(await self._stub.GetStatus(request, timeout=_STATUS_TIMEOUT_S))
+                else:
+                    name = health_pb2.HealthCheckResponse.ServingStatus.Name(health.status)
+                    self._lost(f"its health is {name}")
+        finally:
+            watch.cancel()
+
+    def _judge(self, status: pb.TargetGetStatusResponse) -> None:
+        theirs, ours = status.token_table_hash, self._token_table_hash
+        if theirs and theirs != ours:
+            self._lost(
+                f"its token table {theirs.hex()[:16]} is not the gateway's {ours.hex()[:16]}: "
+                "they serve different models"
+            )
+            return
+        self.info = TargetInfo(
+            max_model_len=status.max_model_len,
+            max_draft_tokens=status.max_draft_tokens,
+            eos_token_ids=frozenset(status.eos_token_ids),
+        )
+        self.reason = ""
+        log.info("target is ready", address=self.address, instance=status.instance_id)
+        self._on_change()
+
+    def _lost(self, reason: str) -> None:
+        if reason != self.reason:
+            log.warning("target is not ready", address=self.address, reason=reason)
+        self.info, self.reason = None, reason
+        self._on_change()
+
+
+class TargetPool:
+    """All targets; hands out a ready one in turn."""
+
+    def __init__(
+        self, addresses: Sequence[str], token_table_hash: bytes, on_change: Callable[[bool], None]
+    ) -> None:
+        """`on_change(any target is ready)` is called when that may have changed."""
+        self._links = [
+            TargetLink(address, token_table_hash, lambda: on_change(self.ready))
+            for address in addresses
+        ]
+        self._next = 0
+
+    @property
+    def ready(self) -> bool:
+        """At least one target can be asked."""
+        return any(link.info is not None for link in self._links)
+
+    @property
+    def max_model_len(self) -> int | None:
+        """What every ready target takes; None while there is none."""
+        return min((link.info.max_model_len for link in self._links if link.info), default=None)
+
+    def start(self) -> None:
+        """Begin to look for the targets."""
+        for link in self._links:
+            link.start()
+
+    async def close(self) -> None:
+        """Cut all connections."""
+        await asyncio.gather(*(link.close() for link in self._links))
+
+    def pick(self) -> tuple[TargetLink, TargetInfo]:
+        """A ready target. Raises Unavailable, saying why each is not."""
+        for _ in self._links:
+            link = self._links[self._next % len(self._links)]
+            self._next += 1
+            if link.info is not None:
+                return link, link.info
+        reasons = "; ".join(f"{link.address}: {link.reason}" for link in self._links)
+        raise Unavailable(f"no target is ready ({reasons})")
+
+
+def to_token_request(
+    checked: CheckedRequest, prompt_ids: Sequence[int], stopping: StoppingParams
+) -> pb.TokenRequest:
+    """What a target sees of a request: ids and settings, no text and no stop strings."""
+    speculation = checked.params.speculation
+    return pb.TokenRequest(
+        request_id=checked.request_id,
+        token_ids=prompt_ids,
+        sampling=wire.sampling_to_proto(checked.params.sampling),
+        stopping=sampling_pb2.StoppingParams(
+            max_tokens=stopping.max_tokens,
+            min_tokens=stopping.min_tokens,
+            stop_token_ids=stopping.stop_token_ids,
+            ignore_eos=stopping.ignore_eos,
+        ),
+        speculation=sampling_pb2.SpeculationParams(
+            mode=_MODES[speculation.mode],
+            max_draft_tokens=speculation.max_draft_tokens,
+            verification=wire.verification_to_proto(speculation.verification),
+        ),
+        priority=checked.priority,
+    )
+
+
+def _to_error(error: grpc.aio.AioRpcError) -> OutriderError:
+    """The target's refusal as ours, with its field or delay; its loss as UNAVAILABLE."""
+    code, message = error.code(), error.details() or ""
+    status = rpc_status.from_call(error)  # type: ignore[arg-type]
+    for detail in status.details if status is not None else ():
+        bad_request, retry = error_details_pb2.BadRequest(), error_details_pb2.RetryInfo()
+        if detail.Unpack(bad_request) and bad_request.field_violations:
+            violation = bad_request.field_violations[0]
+            return InvalidRequest(violation.field, violation.description)
+        if detail.Unpack(retry):
+            return Overloaded(message, retry.retry_delay.ToNanoseconds() / 1e9)
+    # CANCELLED comes from a target that shuts down: our own cancellations raise CancelledError.
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return Unavailable(f"the target was lost: {message}")
+    return TargetFailed(code, message)

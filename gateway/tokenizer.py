@@ -1,0 +1,161 @@
+"""The tokenizer, chat template and sizes of a local model folder. Never imports torch.
+
+`tokenizers` and Jinja are used directly: that loads in a tenth of a second. Calls block for up to a
+second on the longest inputs, so the servicer makes them on a thread; the encoder lets other threads
+run meanwhile.
+
+Strings that spell a special token, such as `<|im_end|>`, become that token wherever they stand, in
+plain text and inside chat messages alike, as transformers does by default. Who must keep users from
+writing control tokens filters messages before they come here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as RawTokenizer
+
+from gateway.detokenizer import (
+    ByteLevelDetokenizer,
+    ByteTable,
+    Detokenizer,
+    WindowedDetokenizer,
+)
+from gateway.templates import ChatTemplate, TemplateRefused
+
+_SPECIAL_NAMES = (
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+)  # fmt: skip
+
+
+class ModelFilesError(Exception):
+    """A model folder that cannot be served; the message names the file."""
+
+
+class ModelTokenizer:
+    """Text to ids and back, as one model's own files say."""
+
+    def __init__(
+        self,
+        raw: RawTokenizer,
+        *,
+        byte_level: bool,
+        template: ChatTemplate | None,
+        vocab_size: int,
+        max_model_len: int,
+        eos_token_ids: frozenset[int],
+    ) -> None:
+        """`load` makes one from a folder."""
+        self.vocab_size = vocab_size
+        """Ids that the model takes; may exceed the tokens that have a spelling."""
+        self.max_model_len = max_model_len
+        self.eos_token_ids = eos_token_ids
+        self._raw = raw
+        self._template = template
+        special = frozenset(
+            token.content for token in raw.get_added_tokens_decoder().values() if token.special
+        )
+        self._byte_table = ByteTable(raw.id_to_token, special) if byte_level else None
+
+    @classmethod
+    def load(cls, folder: Path) -> ModelTokenizer:
+        """Read config.json, tokenizer.json and the template. Raises ModelFilesError."""
+        config = _read_json(folder / "config.json")
+        raw_json = _read_json(folder / "tokenizer.json")
+        settings = _read_json(folder / "tokenizer_config.json", missing_ok=True)
+        raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
+        raw.no_padding()
+        raw.no_truncation()
+        try:
+            return cls(
+                raw,
+                byte_level=_is_byte_level(raw_json.get("decoder")),
+                template=_load_template(folder, settings),
+                vocab_size=int(config["vocab_size"]),
+                max_model_len=int(config["max_position_embeddings"]),
+                eos_token_ids=_eos_ids(folder, config),
+            )
+        except KeyError as error:
+            raise ModelFilesError(f"{folder / 'config.json'} lacks {error}") from error
+        except ValueError as error:
+            raise ModelFilesError(f"{folder}: {error}") from error
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a text, with what the tokenizer itself puts around a plain text."""
+        return self._encode(text, add_special_tokens=True)
+
+    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
+        """Ids of (role, content) pairs through the template. Raises TemplateRefused."""
+        if self._template is None:
+            raise TemplateRefused("this model has no chat template")
+        return self._encode(self._template.render(messages), add_special_tokens=False)
+
+    def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
+        """The text of ids."""
+        # The batch form lets other threads run.
+        texts = self._raw.decode_batch([list(ids)], skip_special_tokens=not keep_special)
+        return str(texts[0])
+
+    def token(self, token_id: int) -> str:
+        """A token as the vocabulary spells it; empty for an id without one."""
+        return self._raw.id_to_token(token_id) or ""
+
+    def detokenizer(self) -> Detokenizer:
+        """A fresh one for one stream of ids."""
+        if self._byte_table is not None:
+            return ByteLevelDetokenizer(self._byte_table)
+        return WindowedDetokenizer(self._raw.decode, self._raw.id_to_token)
+
+    def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        # The batch form lets other threads run; `encode` holds the interpreter's lock throughout.
+        encodings = self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        return list(encodings[0].ids)
+
+
+def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
+    if decoder is None:
+        return False
+    if decoder["type"] == "Sequence":
+        return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
+    return bool(decoder["type"] == "ByteLevel")
+
+
+def _load_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
+    path = folder / "chat_template.jinja"
+    source = path.read_text(encoding="utf-8") if path.is_file() else settings.get("chat_template")
+    if isinstance(source, list):  # several, by name
+        source = next((each["template"] for each in source if each["name"] == "default"), None)
+    if source is None:
+        return None
+    legacy = _read_json(folder / "special_tokens_map.json", missing_ok=True)
+    special = {}
+    for name in _SPECIAL_NAMES:
+        value = settings.get(name, legacy.get(name))
+        if value is not None:
+            special[name] = str(value["content"] if isinstance(value, dict) else value)
+    return ChatTemplate(source, special)
+
+
+def _eos_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
+    generation = _read_json(folder / "generation_config.json", missing_ok=True)
+    ids = generation.get("eos_token_id", config.get("eos_token_id"))
+    if ids is None:
+        return frozenset()
+    return frozenset(ids if isinstance(ids, list) else [ids])
+
+
+def _read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        if missing_ok:
+            return {}
+        raise ModelFilesError(f"{path} is missing") from error
+    except ValueError as error:
+        raise ModelFilesError(f"{path} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFilesError(f"{path} does not hold an object")
+    return value
