@@ -137,5 +137,8 @@ def readable(line: str) -> str:
     for known in ("timestamp", "service"):
         entry.pop(known, None)
     rest = " ".join(f"{key}={value}" for key, value in entry.items())
-    text = f"{click.style(f'{level:<8}', fg=LEVEL_COLOURS.get(level))}{event}  {rest}".rstrip()
+    shown = f"{level:<8}"
+    if level in LEVEL_COLOURS:
+        shown = click.style(shown, fg=LEVEL_COLOURS[level])
+    text = f"{shown}{event}  {rest}".rstrip()
     return f"{text}\n{trace}" if trace else text

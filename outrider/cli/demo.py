@@ -1,0 +1,253 @@
+"""`python -m outrider.cli.demo`: the three services, a few answers, each without and with drafts.
+
+Leaves the token ids of both runs in out/demo/ and ends with one line of JSON. The exit status is 0
+only when all ids are equal. The prompts are our own; some ask for words that stand in the prompt,
+where looking up n-grams helps, and some do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TextIO
+
+import grpc
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from outrider.cli.client import Chunk, Client, Finish, Question
+from outrider.cli.stack import Stack, StackError
+from outrider.params import (
+    GenerationParams,
+    SamplingParams,
+    SpeculationMode,
+    SpeculationParams,
+    StoppingParams,
+)
+from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
+
+OUT = Path("out/demo")
+ANSWER_TIMEOUT_S = 120.0
+MAX_TOKENS = 96
+
+PROMPTS = {
+    "repeat": (
+        "Repeat this list of stations exactly, one a line:\n"
+        "Harbour Street, Mill Lane, Old Observatory, Northern Gardens, Ferry Crossing, "
+        "Mill Lane East, Old Market, Harbour Bridge."
+    ),
+    "extract": (
+        "Write down every name in this note with what the person does.\n"
+        "Note: Ilse Brandt keeps the bees behind the school. Tomas Varga repairs the clocks of the "
+        "town hall. Ilse Brandt and Tomas Varga both sing in the choir that Ruth Adeyemi leads. "
+        "Ruth Adeyemi also runs the bakery."
+    ),
+    "summarise": (
+        "Summarise this in two sentences.\n"
+        "The lighthouse keeper counted ships every evening. When fog came, he could count none, "
+        "so he wrote down the sound of each horn instead. After ten years the list of horns was "
+        "longer than the list of ships, and the harbour master asked to borrow it, because nobody "
+        "else knew which ship had which horn."
+    ),
+    "question": "Why do leaves change their colour in autumn?",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One run of one prompt."""
+
+    token_ids: list[int]
+    text: str
+    seconds: float
+    finish: Finish
+
+
+def main() -> int:
+    """The demo; its exit status."""
+    console = Console(highlight=False, soft_wrap=True)
+    OUT.mkdir(parents=True, exist_ok=True)
+    try:
+        with ExitStack() as resources:
+            log = resources.enter_context((OUT / "services.log").open("w"))
+            address = resources.enter_context(running_stack(log, console))
+            client = resources.enter_context(Client(address))
+            warm_up(client)
+            runs = {name: ask_both(client, console, name) for name in PROMPTS}
+    except StackError as error:
+        console.print(f"[red]The services did not run:[/red] {error}")
+        return 1
+    except grpc.RpcError as error:
+        console.print(f"[red]The gateway failed:[/red] {error.code().name}: {error.details()}")
+        console.print(f"What the services said is in {OUT / 'services.log'}.")
+        return 1
+    save(runs)
+    console.print(table_of(runs))
+    summary = summary_of(runs)
+    console.print(verdict(summary))
+    print(json.dumps(summary), flush=True)
+    return 0 if summary["same_tokens"] else 1
+
+
+@contextmanager
+def running_stack(log: TextIO, console: Console) -> Iterator[str]:
+    """The three services on free ports; gives the gateway's address."""
+    ports = free_ports(3)
+    draft = DraftSettings(port=ports[2])
+    target = TargetSettings(port=ports[1], drafters=f"127.0.0.1:{ports[2]}")
+    gateway = GatewaySettings(port=ports[0], targets=f"127.0.0.1:{ports[1]}")
+    stack = Stack(lambda service, line: print(service, line, file=log, flush=True))
+    signal.signal(signal.SIGTERM, _interrupt)
+    with console.status("Starting gateway, target and draft ..."):
+        for service, settings in (("draft", draft), ("target", target), ("gateway", gateway)):
+            stack.start(service, settings)
+        try:
+            stack.wait_healthy(["draft", "target", "gateway"])
+        except BaseException:
+            stack.kill()
+            raise
+    try:
+        yield f"127.0.0.1:{ports[0]}"
+    finally:
+        stack.stop()
+
+
+def _interrupt(signum: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, all different."""
+    with ExitStack() as sockets:
+        bound = [sockets.enter_context(socket.socket()) for _ in range(count)]
+        for one in bound:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in bound]
+
+
+def question(prompt: str, mode: SpeculationMode, max_tokens: int = MAX_TOKENS) -> Question:
+    """A greedy chat turn."""
+    params = GenerationParams(
+        sampling=SamplingParams(temperature=0.0),
+        stopping=StoppingParams(max_tokens=max_tokens),
+        speculation=SpeculationParams(mode=mode),
+    )
+    return Question(chat=(("user", prompt),), params=params)
+
+
+def warm_up(client: Client) -> None:
+    """The first request pays for what is made once; it belongs to neither side."""
+    for mode in (SpeculationMode.OFF, SpeculationMode.AUTO):
+        for _ in client.generate(question("Count to three.", mode, 8), ANSWER_TIMEOUT_S):
+            pass
+
+
+def ask_both(client: Client, console: Console, name: str) -> tuple[Answer, Answer]:
+    """(without drafts, with drafts), streamed as they come."""
+    console.print(f"\n[bold]{name}[/bold]  [dim]{PROMPTS[name].splitlines()[0]}[/dim]")
+    console.print("[dim]without drafts:[/dim]")
+    off = ask(client, console, question(PROMPTS[name], SpeculationMode.OFF))
+    console.print("[dim]with drafts (green: text with accepted draft tokens):[/dim]")
+    on = ask(client, console, question(PROMPTS[name], SpeculationMode.AUTO))
+    return off, on
+
+
+def ask(client: Client, console: Console, what: Question) -> Answer:
+    """One answer, printed while it comes."""
+    token_ids: list[int] = []
+    texts: list[str] = []
+    finish = None
+    began = time.perf_counter()
+    for event in client.generate(what, ANSWER_TIMEOUT_S):
+        if isinstance(event, Chunk):
+            token_ids += [token.id for token in event.tokens]
+            texts.append(event.text)
+            drafted = any(token.drafted for token in event.tokens)
+            console.print(Text(event.text, style="green" if drafted else ""), end="")
+        else:
+            finish = event
+    seconds = time.perf_counter() - began
+    console.print()
+    if finish is None:
+        raise StackError("an answer ended without a finish")
+    return Answer(token_ids, "".join(texts), seconds, finish)
+
+
+def rate(answers: list[Answer]) -> float:
+    """Tokens per second over whole requests, prompt included."""
+    return sum(len(a.token_ids) for a in answers) / sum(a.seconds for a in answers)
+
+
+def table_of(runs: dict[str, tuple[Answer, Answer]]) -> Table:
+    """OFF against ON, one row a prompt."""
+    table = Table(title="Without drafts (OFF) and with drafts (ON)", title_justify="left")
+    for heading in ("prompt", "tokens", "OFF tok/s", "ON tok/s", "faster"):
+        table.add_column(heading, justify="left" if heading == "prompt" else "right")
+    for heading in ("rounds", "drafted", "accepted", "ids equal"):
+        table.add_column(heading, justify="right")
+    for name, (off, on) in runs.items():
+        table.add_row(
+            name,
+            str(len(on.token_ids)),
+            f"{rate([off]):.1f}",
+            f"{rate([on]):.1f}",
+            f"{rate([on]) / rate([off]):.2f} x",
+            str(on.finish.rounds),
+            str(on.finish.drafted),
+            str(on.finish.accepted),
+            "yes" if off.token_ids == on.token_ids else "NO",
+        )
+    return table
+
+
+def summary_of(runs: dict[str, tuple[Answer, Answer]]) -> dict[str, bool | int | float]:
+    """The last line."""
+    offs = [off for off, _ in runs.values()]
+    ons = [on for _, on in runs.values()]
+    return {
+        "prompts": len(runs),
+        "same_tokens": all(off.token_ids == on.token_ids for off, on in runs.values()),
+        "tokens_per_s_off": round(rate(offs), 2),
+        "tokens_per_s_on": round(rate(ons), 2),
+        "drafted": sum(on.finish.drafted for on in ons),
+        "accepted": sum(on.finish.accepted for on in ons),
+    }
+
+
+def verdict(summary: dict[str, bool | int | float]) -> str:
+    """One sentence for people."""
+    if not summary["same_tokens"]:
+        return f"[red]The tokens differ.[/red] Both runs are in {OUT}/."
+    speed = summary["tokens_per_s_on"] / summary["tokens_per_s_off"]
+    return f"The same tokens, {speed:.2f} times the speed. Both runs are in {OUT}/."
+
+
+def save(runs: dict[str, tuple[Answer, Answer]]) -> None:
+    """off.json and on.json: per prompt the text, the ids and how it ended."""
+    for side, name in enumerate(("off", "on")):
+        content = {
+            prompt: {
+                "prompt": PROMPTS[prompt],
+                "token_ids": answers[side].token_ids,
+                "text": answers[side].text,
+                "seconds": answers[side].seconds,
+                "finish": dataclasses.asdict(answers[side].finish),
+            }
+            for prompt, answers in runs.items()
+        }
+        text = json.dumps(content, indent=1, ensure_ascii=False)
+        (OUT / f"{name}.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""`outrider generate` against a gateway that the test runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from concurrent import futures
+
+import grpc
+import pytest
+from click.testing import CliRunner
+
+from outrider.cli.demo import free_ports
+from outrider.cli.generate import generate
+from protos.outrider.v1 import inference_pb2 as pb
+from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2
+
+
+class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
+    """Remembers the request; answers two chunks and a finish, or an error."""
+
+    def __init__(self) -> None:
+        self.request: pb.GenerateRequest | None = None
+        self.error: grpc.StatusCode | None = None
+
+    def Generate(self, request, context):
+        self.request = request
+        if self.error is not None:
+            context.abort(self.error, "as scripted")
+        plain = sampling_pb2.GeneratedToken(id=5)
+        drafted = sampling_pb2.GeneratedToken(id=6, drafted=True, logprob=-0.5)
+        yield pb.GenerateResponse(chunk=pb.GenerateChunk(text="Good ", tokens=[plain]))
+        yield pb.GenerateResponse(chunk=pb.GenerateChunk(text="morning", tokens=[drafted]))
+        stats = sampling_pb2.SpeculationStats(rounds=1, drafted=2, accepted=1)
+        yield pb.GenerateResponse(
+            finish=pb.GenerateFinish(
+                reason=sampling_pb2.FINISH_REASON_STOP,
+                usage=sampling_pb2.Usage(prompt_tokens=3, completion_tokens=2),
+                seed=7,
+                speculation=stats,
+            )
+        )
+
+
+@pytest.fixture
+def gateway() -> Iterator[tuple[ScriptedGateway, str]]:
+    """A scripted gateway and its address."""
+    script = ScriptedGateway()
+    server = grpc.server(futures.ThreadPoolExecutor(2))
+    inference_pb2_grpc.add_InferenceServicer_to_server(script, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield script, f"127.0.0.1:{port}"
+    server.stop(0).wait(5)
+
+
+def ask(address: str, *arguments: str, stdin: str | None = None):
+    """Run the command."""
+    return CliRunner().invoke(generate, ["--address", address, *arguments], input=stdin)
+
+
+def test_the_text_goes_to_stdout_and_the_rest_to_stderr(gateway) -> None:
+    """Standard output is the answer alone."""
+    _, address = gateway
+    result = ask(address, "Hello")
+    assert result.exit_code == 0
+    assert result.stdout == "Good morning\n"
+    assert "1 of 2 drafted tokens accepted in 1 rounds" in result.stderr
+
+
+def test_json_is_one_object_a_line(gateway) -> None:
+    """Chunks with their tokens, then the finish, each on a line of its own."""
+    _, address = gateway
+    lines = [json.loads(line) for line in ask(address, "--json", "Hello").stdout.splitlines()]
+    assert [line["type"] for line in lines] == ["chunk", "chunk", "finish"]
+    assert [t["id"] for line in lines[:2] for t in line["tokens"]] == [5, 6]
+    assert lines[1]["tokens"][0]["drafted"] is True
+    assert lines[1]["tokens"][0]["logprob"] == -0.5
+    assert (lines[2]["reason"], lines[2]["seed"], lines[2]["accepted"]) == ("stop", 7, 1)
+
+
+def test_every_flag_reaches_the_request(gateway) -> None:
+    """Sampling, stopping and speculation flags are in the message; a chat carries its turns."""
+    script, address = gateway
+    result = ask(
+        address,
+        *("--system", "Be brief.", "--temperature", "0.8", "--top-p", "0.95", "--top-k", "40"),
+        *("--seed", str(2**64 - 1), "--max-tokens", "9", "--stop", "x", "--stop", "y"),
+        *("--speculation", "fixed", "--max-draft-tokens", "3", "--logprobs", "2", "Hi"),
+    )
+    assert result.exit_code == 0, result.output
+    request = script.request
+    assert [(m.role, m.content) for m in request.chat.messages] == [
+        ("system", "Be brief."),
+        ("user", "Hi"),
+    ]
+    assert request.sampling.temperature == pytest.approx(0.8)
+    assert request.sampling.top_k == 40
+    assert request.sampling.seed == 2**64 - 1
+    assert (request.stopping.max_tokens, list(request.stopping.stop)) == (9, ["x", "y"])
+    assert request.speculation.mode == sampling_pb2.SpeculationParams.MODE_FIXED
+    assert request.speculation.max_draft_tokens == 3
+    assert request.logprobs == 2
+
+
+def test_without_a_seed_the_gateway_draws_one(gateway) -> None:
+    """No seed is sent unless it was given; 0 is a seed like any other."""
+    script, address = gateway
+    ask(address, "Hi")
+    assert not script.request.sampling.HasField("seed")
+    ask(address, "--seed", "0", "Hi")
+    assert script.request.sampling.HasField("seed")
+
+
+def test_a_prompt_from_standard_input(gateway) -> None:
+    """`-` reads it, newlines and all."""
+    script, address = gateway
+    ask(address, "-", stdin="two\nlines\n")
+    assert script.request.text == "two\nlines\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        (grpc.StatusCode.INVALID_ARGUMENT, 4),
+        (grpc.StatusCode.NOT_FOUND, 4),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, 5),
+        (grpc.StatusCode.INTERNAL, 1),
+    ],
+)
+def test_refusals_have_an_exit_status_each(gateway, code: grpc.StatusCode, status: int) -> None:
+    """Scripts can tell a bad request from a busy gateway; the message is the gateway's."""
+    script, address = gateway
+    script.error = code
+    result = ask(address, "Hi")
+    assert result.exit_code == status
+    assert "as scripted" in result.stderr
+
+
+def test_no_gateway_there() -> None:
+    """Nobody listens: exit status 3 and the address in the message."""
+    address = f"127.0.0.1:{free_ports(1)[0]}"
+    result = ask(address, "Hi")
+    assert result.exit_code == 3
+    assert address in result.stderr
+
+
+@pytest.mark.parametrize(
+    "flags", [["--seed", "-1"], ["--seed", str(2**64)], ["--max-tokens", "-1"]]
+)
+def test_numbers_that_the_wire_cannot_carry(flags: list[str]) -> None:
+    """They are usage errors that name the flag, without a call."""
+    result = CliRunner().invoke(generate, [*flags, "Hi"])
+    assert result.exit_code == 2
+    assert flags[0] in result.output

@@ -1,0 +1,103 @@
+"""Services as child processes: healthy or an error that says why, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from outrider.cli.demo import free_ports
+from outrider.cli.stack import Stack, StackError
+from outrider.cli.up import readable
+from outrider.serving.settings import DraftSettings
+
+
+@pytest.fixture
+def stack() -> Iterator[Stack]:
+    """A stack whose children never outlive the test."""
+    made = Stack(lambda service, line: None)
+    yield made
+    made.kill()
+
+
+def ends(pid: int, within_s: float) -> bool:
+    """The process is gone, or a zombie, before the time is over."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_service_starts_serves_and_drains(stack: Stack) -> None:
+    """Healthy after the wait; SIGTERM ends it with status 0."""
+    stack.start("draft", DraftSettings(port=free_ports(1)[0]))
+    stack.wait_healthy(["draft"], timeout_s=15)
+    assert stack.stop() == {"draft": 0}
+
+
+def test_a_service_that_cannot_start_says_why(stack: Stack) -> None:
+    """The error names the service, its status and its own last words."""
+    stack.start("draft", DraftSettings(port=free_ports(1)[0], proposer="crystal-ball"))
+    with pytest.raises(StackError, match=r"(?s)draft ended with status 1.*crystal-ball"):
+        stack.wait_healthy(["draft"], timeout_s=15)
+
+
+def test_a_taken_port_is_named(stack: Stack) -> None:
+    """Another server on the port is not mistaken for ours."""
+    settings = DraftSettings(port=free_ports(1)[0])
+    stack.start("draft", settings)
+    stack.wait_healthy(["draft"], timeout_s=15)
+    other = Stack(lambda service, line: None)
+    other.start("draft", settings)
+    other.children["draft"].process.wait(timeout=15)
+    with pytest.raises(StackError, match=f"127.0.0.1:{settings.port}"):
+        other.wait_healthy(["draft"], timeout_s=15)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+def test_children_end_when_their_parent_is_killed() -> None:
+    """Even SIGKILL on `up` leaves no service behind."""
+    code = f"""
+        import time
+        from outrider.cli.stack import Stack
+        from outrider.serving.settings import DraftSettings
+        stack = Stack(lambda service, line: None)
+        stack.start("draft", DraftSettings(port={free_ports(1)[0]}))
+        stack.wait_healthy(["draft"], timeout_s=15)
+        print(stack.children["draft"].process.pid, flush=True)
+        time.sleep(60)
+    """
+    parent = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)], stdout=subprocess.PIPE, text=True
+    )
+    assert parent.stdout is not None
+    with parent, parent.stdout:
+        child = int(parent.stdout.readline())
+        parent.kill()
+        parent.wait(timeout=5)
+    gone = ends(child, within_s=10)
+    if not gone:
+        os.kill(child, signal.SIGKILL)
+    assert gone
+
+
+def test_log_lines_are_readable() -> None:
+    """JSON log lines become level, event and values; other lines stay as they are."""
+    line = (
+        '{"event": "listening", "level": "info", "port": 5, "service": "draft", "timestamp": "x"}'
+    )
+    assert readable(line).split() == ["info", "listening", "port=5"]
+    assert readable("plain text") == "plain text"
+    assert readable("17") == "17"
