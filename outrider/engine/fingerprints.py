@@ -1,0 +1,53 @@
+"""Who a model is: a hash of its tokens and one of its weights. Needs no torch."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from outrider.engine.config import ModelError, read_json
+
+_CHUNK_BYTES = 1 << 22
+
+
+def token_table_hash(folder: Path) -> bytes:
+    """SHA-256 over the ids in order of (uint32 little-endian length, UTF-8 token string).
+
+    Ids without a token, such as the padding of the logits, are left out: two models agree if every
+    id that a text can hold means the same to both.
+    """
+    digest = hashlib.sha256()
+    for _, token in sorted(_token_table(folder).items()):
+        encoded = token.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(4, "little") + encoded)
+    return digest.digest()
+
+
+def _token_table(folder: Path) -> dict[int, str]:
+    """Token string by id, from tokenizer.json."""
+    path = folder / "tokenizer.json"
+    raw = read_json(path)
+    vocab = raw.get("model", {}).get("vocab")
+    if isinstance(vocab, dict):
+        table = {int(i): str(token) for token, i in vocab.items()}
+    elif isinstance(vocab, list):  # unigram: [token, score] by id
+        table = {i: str(entry[0]) for i, entry in enumerate(vocab)}
+    else:
+        raise ModelError(f"{path} holds no vocabulary")
+    for entry in raw.get("added_tokens") or ():
+        table[int(entry["id"])] = str(entry["content"])
+    return table
+
+
+def weights_fingerprint(folder: Path) -> str:
+    """SHA-256 in hex over config.json and the weight files."""
+    names = sorted(path.name for path in folder.glob("*.safetensors"))
+    if not names:
+        raise ModelError(f"{folder} holds no safetensors files")
+    digest = hashlib.sha256()
+    for name in ("config.json", *names):
+        digest.update(name.encode() + b"\0")
+        with (folder / name).open("rb") as file:
+            while chunk := file.read(_CHUNK_BYTES):
+                digest.update(chunk)
+    return digest.hexdigest()

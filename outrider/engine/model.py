@@ -1,0 +1,225 @@
+"""The decoder: Llama's shape, which SmolLM2, Mistral and Qwen2 share, in one forward.
+
+It sees flat rows of tokens and never asks which sequence or phase they belong to; attention alone
+knows about paging, through the plan that comes with each step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from outrider.engine.config import ModelConfig, ModelError
+from outrider.engine.fingerprints import weights_fingerprint
+from outrider.engine.kv_cache import KVCache
+from outrider.engine.numerics import choose_row_plan
+from outrider.engine.weights import load_weights
+from outrider_kernels.attention import AttentionPlan
+from outrider_kernels.linear import RowPlan
+from outrider_kernels.ops import Ops, select_ops
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step in tensors; rows after the tokens are padding."""
+
+    token_ids: torch.Tensor  # int64 [num_rows]
+    positions: torch.Tensor  # int64 [num_rows], absolute
+    slots: torch.Tensor  # int64 [num_tokens], where the cache takes each token
+    logit_rows: torch.Tensor  # int64 [num_logits], rows whose logits are wanted
+    attention: AttentionPlan
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """A matrix, applied as x @ weight.T + bias."""
+
+    weight: torch.Tensor  # [out, in]
+    bias: torch.Tensor | None = None  # [out]
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One decoder layer. Projections that read the same input are one matrix."""
+
+    attention_norm: torch.Tensor  # [hidden]
+    qkv: Projection  # queries, then keys, then values
+    attention_out: Projection
+    mlp_norm: torch.Tensor  # [hidden]
+    gate_up: Projection  # gate, then up
+    down: Projection
+
+
+class LlamaModel:
+    """Weights and how to apply them."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: dict[str, torch.Tensor],
+        *,
+        weights_fingerprint: str,
+        device: str = "cpu",
+    ) -> None:
+        """Take the checkpoint's tensors; empties `tensors`, so that none is held twice."""
+        self.config = config
+        self.weights_fingerprint = weights_fingerprint
+        self.dtype = torch.float32
+        reader = _TensorReader(tensors)
+        self._embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
+        self._layers = [_read_layer(reader, config, i) for i in range(config.num_layers)]
+        self._final_norm = reader.take("model.norm.weight", config.hidden_size)
+        if config.tied_head:
+            tensors.pop("lm_head.weight", None)  # some checkpoints store the table twice
+            self._head = Projection(self._embedding)
+        else:
+            self._head = Projection(reader.take("lm_head.weight", config.vocab_size))
+        reader.require_empty()
+        self._cos, self._signed_sin = _rotary_tables(config)
+        self.row_plan: RowPlan = choose_row_plan(self._probe_weights())
+        self.ops: Ops = select_ops(torch.device(device), self.row_plan)
+
+    @staticmethod
+    def load(
+        folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu"
+    ) -> LlamaModel:
+        """Read a model folder; ModelError says what is missing or not supported."""
+        folder = Path(folder)
+        if dtype != torch.float32 or device != "cpu":
+            raise ModelError(f"only float32 on cpu is supported, not {dtype} on {device}")
+        config = ModelConfig.load(folder)
+        tensors = load_weights(folder, dtype)
+        return LlamaModel(
+            config, tensors, weights_fingerprint=weights_fingerprint(folder), device=device
+        )
+
+    def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
+        """An empty cache of the model's shape."""
+        return KVCache(self.config, num_blocks, block_size, self.dtype)
+
+    def forward(self, step: StepInput, cache: KVCache) -> torch.Tensor:
+        """Write the tokens' keys and values and return logits, float32 [num_logits, vocab]."""
+        ops, eps = self.ops, self.config.rms_norm_eps
+        hidden = self._embedding.index_select(0, step.token_ids)  # [num_rows, hidden]
+        cos = self._cos.index_select(0, step.positions)  # [num_rows, 1, head_dim]
+        signed_sin = self._signed_sin.index_select(0, step.positions)
+        for index, layer in enumerate(self._layers):
+            normed = ops.rms_norm(hidden, layer.attention_norm, eps)
+            attended = self._attend(normed, layer, cos, signed_sin, step, cache, index)
+            hidden = attended.add_(hidden)
+            normed = ops.rms_norm(hidden, layer.mlp_norm, eps)
+            gate_up = ops.linear(normed, layer.gate_up.weight, layer.gate_up.bias)
+            down = ops.linear(ops.silu_mul(gate_up), layer.down.weight, layer.down.bias)
+            hidden = down.add_(hidden)
+        wanted = hidden.index_select(0, step.logit_rows)
+        normed = ops.rms_norm(wanted, self._final_norm, eps)
+        return ops.linear(normed, self._head.weight, self._head.bias)
+
+    def _attend(
+        self,
+        normed: torch.Tensor,  # [num_rows, hidden]
+        layer: Layer,
+        cos: torch.Tensor,
+        signed_sin: torch.Tensor,
+        step: StepInput,
+        cache: KVCache,
+        index: int,
+    ) -> torch.Tensor:
+        """One layer's attention block, [num_rows, hidden]."""
+        config, ops = self.config, self.ops
+        num_rows = normed.shape[0]
+        num_rotated = config.num_heads + config.num_kv_heads
+        qkv = ops.linear(normed, layer.qkv.weight, layer.qkv.bias)
+        qkv = qkv.view(num_rows, -1, config.head_dim)
+        rotated = ops.rotary(qkv[:, :num_rotated], cos, signed_sin)
+        k_cache, v_cache = cache.keys[index], cache.values[index]
+        k, v = rotated[:, config.num_heads :], qkv[:, num_rotated:]
+        ops.write_kv(k, v, k_cache, v_cache, step.slots)
+        q = rotated[:, : config.num_heads]
+        out = ops.paged_attention(q, k_cache, v_cache, step.attention)
+        projection = layer.attention_out
+        return ops.linear(out.view(num_rows, -1), projection.weight, projection.bias)
+
+    def _probe_weights(self) -> list[torch.Tensor]:
+        """One weight of each shape that a product of this model has."""
+        layer = self._layers[0]
+        projections = (layer.qkv, layer.attention_out, layer.gate_up, layer.down, self._head)
+        return list({p.weight.shape: p.weight for p in projections}.values())
+
+
+class _TensorReader:
+    """Takes named tensors out of a checkpoint and checks that all fit and none is left."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def take(self, name: str, num_out: int) -> torch.Tensor:
+        """The tensor, whose first dimension must be num_out."""
+        tensor = self._tensors.pop(name, None)
+        if tensor is None:
+            raise ModelError(f"the checkpoint has no tensor {name}")
+        if tensor.shape[0] != num_out:
+            raise ModelError(f"{name} is {list(tensor.shape)}, expected {num_out} rows")
+        return tensor.contiguous()
+
+    def projection(self, prefix: str, num_outs: Mapping[str, int]) -> Projection:
+        """The named matrices one below the other, with biases where the checkpoint has them."""
+        weights, biases = [], []
+        for name, num_out in num_outs.items():
+            weights.append(self.take(f"{prefix}.{name}.weight", num_out))
+            bias = self._tensors.pop(f"{prefix}.{name}.bias", None)
+            biases.append(torch.zeros(num_out) if bias is None else bias)
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        has_bias = any(bias.any() for bias in biases)
+        return Projection(weight, torch.cat(biases) if has_bias else None)
+
+    def require_empty(self) -> None:
+        """Raise ModelError if a tensor was not used: the model would be computed wrongly."""
+        left = [name for name in self._tensors if not name.endswith("rotary_emb.inv_freq")]
+        if left:
+            raise ModelError(
+                f"tensors of the checkpoint that this decoder does not use: {left[:5]}"
+            )
+
+
+def _read_layer(reader: _TensorReader, config: ModelConfig, index: int) -> Layer:
+    """One layer's tensors by their names in the checkpoint."""
+    prefix = f"model.layers.{index}"
+    q_size = config.num_heads * config.head_dim
+    kv_size = config.num_kv_heads * config.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    return Layer(
+        attention_norm=reader.take(f"{prefix}.input_layernorm.weight", hidden),
+        qkv=reader.projection(
+            f"{prefix}.self_attn", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+        ),
+        attention_out=reader.projection(f"{prefix}.self_attn", {"o_proj": hidden}),
+        mlp_norm=reader.take(f"{prefix}.post_attention_layernorm.weight", hidden),
+        gate_up=reader.projection(f"{prefix}.mlp", {"gate_proj": inner, "up_proj": inner}),
+        down=reader.projection(f"{prefix}.mlp", {"down_proj": hidden}),
+    )
+
+
+def _rotary_tables(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:
+    """cos and signed sin of every position, [max_model_len, 1, head_dim]; see `ops.rotary`."""
+    exponents = torch.arange(0, config.head_dim, 2, dtype=torch.float32) / config.head_dim
+    frequencies = 1.0 / config.rope_theta**exponents  # [head_dim / 2]
+    if config.rope_scaling is not None:
+        scaling = config.rope_scaling
+        wavelengths = 2 * math.pi / frequencies
+        low = scaling.original_max_len / scaling.low_freq_factor
+        high = scaling.original_max_len / scaling.high_freq_factor
+        smooth = (scaling.original_max_len / wavelengths - scaling.low_freq_factor) / (
+            scaling.high_freq_factor - scaling.low_freq_factor
+        )
+        between = (1 - smooth) * frequencies / scaling.factor + smooth * frequencies
+        stretched = torch.where(wavelengths > low, frequencies / scaling.factor, frequencies)
+        middle = (wavelengths <= low) & (wavelengths >= high)
+        frequencies = torch.where(middle, between, stretched)
+    angles = torch.arange(config.max_model_len, dtype=torch.float32)[:, None] * frequencies
+    cos, sin = angles.cos(), angles.sin()
+    return torch.cat([cos, cos], -1)[:, None], torch.cat([-sin, sin], -1)[:, None]

@@ -1,0 +1,98 @@
+"""What makes results repeatable on this machine, and the name of it.
+
+Two things can change a bit: the kernel that a library picks for a shape, and the order in which
+threads add. The first is pinned by an environment variable and by a `RowPlan`, which a probe checks
+on the model's own weights at start; the second by operations whose sums stay inside one row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.engine.model import LlamaModel
+    from outrider_kernels.linear import RowPlan
+
+logger = logging.getLogger(__name__)
+
+_PROBE_ROWS = 67
+_PROBE_PARTS = ((0, 8), (5, 13), (30, 67), (3, 20), (59, 67), (1, 34))
+_TILE_ROWS = 32
+
+
+def prepare_cpu(num_threads: int) -> None:
+    """Pin the CPU's arithmetic. Call it once, at process start, before anything imports torch."""
+    # Bit-equal products for any number of rows; read at the library's first call.
+    os.environ["MKL_CBWR"] = "AUTO,STRICT"
+    # Services share the cores: threads that spin while they wait would slow the others down.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    if "torch" in sys.modules:
+        logger.info("torch was imported before the CPU was prepared; its thread pool may spin")
+    import torch
+
+    torch.set_num_threads(num_threads)
+
+
+def choose_row_plan(weights: Iterable[torch.Tensor]) -> RowPlan:
+    """The row plan under which these weights' products do not feel other rows; logs which."""
+    from outrider_kernels.linear import RowPlan
+
+    weights = list(weights)
+    preferred = RowPlan()
+    if all(is_row_invariant(weight, preferred) for weight in weights):
+        logger.info("matrix products are row-invariant (%s)", preferred)
+        return preferred
+    fallback = RowPlan(tile_rows=_TILE_ROWS)
+    if all(is_row_invariant(weight, fallback) for weight in weights):
+        logger.warning("matrix products feel other rows here; using fixed tiles (%s)", fallback)
+    else:
+        logger.error(
+            "matrix products feel other rows even in fixed tiles (%s): the same request may give "
+            "other tokens in other company",
+            fallback,
+        )
+    return fallback
+
+
+def is_row_invariant(weight: torch.Tensor, plan: RowPlan) -> bool:
+    """Whether rows come out the same bits alone and in company, at any place; weight [out, in]."""
+    import torch
+
+    from outrider_kernels.linear import linear
+
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(_PROBE_ROWS, weight.shape[1], generator=generator)
+    with torch.inference_mode():
+        whole = linear(x, weight, None, plan)
+        return all(
+            torch.equal(linear(x[begin:end], weight, None, plan), whole[begin:end])
+            for begin, end in _PROBE_PARTS
+        )
+
+
+def numerics_id(model: LlamaModel) -> str:
+    """A name for everything that the bits depend on; equal names promise equal tokens."""
+    import torch
+
+    from outrider_kernels.noise import NOISE_VERSION
+    from outrider_kernels.ops import KERNELS_VERSION
+
+    parts = (
+        model.weights_fingerprint,
+        str(model.dtype),
+        f"torch {torch.__version__}",
+        f"isa {torch.backends.cpu.get_cpu_capability()}",
+        f"mkl {torch.backends.mkl.is_available()} {os.environ.get('MKL_CBWR', '')}",
+        f"kernels {KERNELS_VERSION} {model.ops.name} {model.row_plan}",
+        f"noise {NOISE_VERSION}",
+    )
+    digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return f"float32-{model.ops.name}-{model.row_plan}-{digest}"

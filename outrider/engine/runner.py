@@ -1,0 +1,81 @@
+"""Runs a step: from a batch of token lists to a forward of the model, and logits back.
+
+Owns the model and the cache's tensors. Every call happens on the device thread. Knows nothing of
+requests, of sampling, or of why a token is in the batch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from outrider.engine.batch import Batch, BatchItem
+from outrider.engine.model import LlamaModel, StepInput
+
+
+class Runner:
+    """A model with a paged cache of its own."""
+
+    def __init__(self, model: LlamaModel, num_blocks: int, block_size: int = 16) -> None:
+        self.model = model
+        self.cache = model.new_cache(num_blocks, block_size)
+
+    @torch.inference_mode()
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Compute the batch; float32 [sum(num_logits), vocab_size], rows in batch order."""
+        for item in batch.items:
+            self._check(item)
+        if not batch.items:
+            return torch.empty(0, self.model.config.vocab_size)
+        return self.model.forward(self._step_input(batch), self.cache)
+
+    def _check(self, item: BatchItem) -> None:
+        """Raise ValueError for an item that would read or write outside its blocks."""
+        num_slots = len(item.block_table) * self.cache.block_size
+        if not item.token_ids or not 0 <= item.num_logits <= len(item.token_ids):
+            raise ValueError(f"{item.num_logits} logits wanted of {len(item.token_ids)} tokens")
+        if item.start < 0 or item.end > min(num_slots, self.model.config.max_model_len):
+            raise ValueError(
+                f"positions {item.start} to {item.end} exceed {num_slots} slots or the context"
+            )
+        if not 0 <= min(item.token_ids) <= max(item.token_ids) < self.model.config.vocab_size:
+            raise ValueError("a token id outside the vocabulary")
+        if not 0 <= min(item.block_table) <= max(item.block_table) < self.cache.num_blocks:
+            raise ValueError("a block outside the cache")
+
+    def _step_input(self, batch: Batch) -> StepInput:
+        """All index arithmetic of the step, once for all layers."""
+        config, block_size = self.model.config, self.cache.block_size
+        items = batch.items
+        num_tokens = batch.num_tokens
+        num_rows = max(num_tokens, self.model.row_plan.min_rows)
+        token_ids = np.zeros(num_rows, dtype=np.int64)
+        positions = np.zeros(num_rows, dtype=np.int64)
+        slots = np.empty(num_tokens, dtype=np.int64)
+        logit_rows = []
+        row = 0
+        for item in items:
+            end_row = row + len(item.token_ids)
+            token_ids[row:end_row] = item.token_ids
+            position = np.arange(item.start, item.end)
+            positions[row:end_row] = position
+            blocks = np.array(item.block_table, dtype=np.int64)[position // block_size]
+            slots[row:end_row] = blocks * block_size + position % block_size
+            logit_rows.append(np.arange(end_row - item.num_logits, end_row))
+            row = end_row
+        plan = self.model.ops.plan_attention(
+            [len(item.token_ids) for item in items],
+            [item.start for item in items],
+            [item.block_table for item in items],
+            block_size=block_size,
+            num_heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            num_rows=num_rows,
+        )
+        return StepInput(
+            token_ids=torch.from_numpy(token_ids),
+            positions=torch.from_numpy(positions),
+            slots=torch.from_numpy(slots),
+            logit_rows=torch.from_numpy(np.concatenate(logit_rows)),
+            attention=plan,
+        )

@@ -1,0 +1,49 @@
+"""Tensors of a model folder by name, from safetensors alone: one file, or shards with an index.
+
+Never unpickles and never runs code of the folder.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from outrider.engine.config import ModelError, read_json
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The folder's weight files in a fixed order; ModelError if there are none."""
+    if (folder / INDEX_FILE).exists():
+        names = set(read_json(folder / INDEX_FILE).get("weight_map", {}).values())
+        outside = sorted(name for name in names if Path(name).name != name)
+        if outside or not names:
+            raise ModelError(f"{folder / INDEX_FILE}: not a list of files beside it {outside}")
+        return [folder / name for name in sorted(names)]
+    if (folder / SINGLE_FILE).exists():
+        return [folder / SINGLE_FILE]
+    raise ModelError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
+
+
+def load_weights(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Every tensor of the folder, converted to dtype."""
+    tensors: dict[str, torch.Tensor] = {}
+    for path in weight_files(folder):
+        try:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a dict, it has no iterator
+                    tensors[name] = _to_float(path, name, file.get_tensor(name), dtype)
+        except (OSError, SafetensorError) as error:
+            raise ModelError(f"cannot read {path}: {error}") from error
+    return tensors
+
+
+def _to_float(path: Path, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The tensor in dtype; integers would be a quantised format."""
+    if not tensor.is_floating_point() or tensor.element_size() < 2:
+        raise ModelError(f"{path}: {name} is {tensor.dtype}; quantised weights are not supported")
+    return tensor.to(dtype)
