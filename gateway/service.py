@@ -6,6 +6,7 @@ makes the gateway NOT_SERVING, and requests are answered UNAVAILABLE with the re
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -44,9 +45,11 @@ class GatewayService:
         """Load the tokenizer and begin to look for the targets, which need not be up."""
         settings = self._settings
         folder = resolve(settings.model)
-        tokenizer = ModelTokenizer.load(folder)
+        # On a thread, so that a signal ends the start at once.
+        tokenizer = await asyncio.to_thread(ModelTokenizer.load, folder)
+        token_table = await asyncio.to_thread(token_table_hash, folder)
         name = settings.served_name or model_name(settings.model)
-        self._targets = TargetPool(self._addresses, token_table_hash(folder), set_healthy)
+        self._targets = TargetPool(self._addresses, token_table, set_healthy)
         self._servicer = InferenceServicer(
             ServedModel(name, tokenizer),
             self._targets,
