@@ -7,6 +7,7 @@ the field and the delay. Handlers are coroutines or async generators, never `con
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ _Context = Any  # grpc.aio.ServicerContext: generic over both message types
 _Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 
-class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpc is untyped
+class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # only in stubs
     """Maps OutriderError and InvalidParam to their status, and anything else to INTERNAL."""
 
     async def intercept_service(
@@ -44,6 +45,8 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grp
         kind = f"{'stream' if handler.request_streaming else 'unary'}_"
         kind += "stream" if handler.response_streaming else "unary"
         behaviour = getattr(handler, kind)
+        if handler.response_streaming and not inspect.isasyncgenfunction(behaviour):
+            return handler  # not ours: grpc's health servicer writes to its context
         wrap = _guard_stream if handler.response_streaming else _guard_unary
         return make(
             wrap(method, behaviour),
