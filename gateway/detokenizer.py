@@ -32,7 +32,7 @@ class Detokenizer(Protocol):
         """What was still waiting. Call once, after the last token."""
 
 
-def _byte_of_char() -> dict[str, int]:
+def byte_of_char() -> dict[str, int]:
     """The GPT-2 table: printable bytes stand for themselves, the others for U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     table = {chr(byte): byte for byte in printable}
@@ -48,7 +48,7 @@ class ByteTable:
         """`token_of(id)` spells a token, None for an unused id; `special` tokens give no bytes."""
         self._token_of = token_of
         self._special = special
-        self._byte_of_char = _byte_of_char()
+        self._byte_of_char = byte_of_char()
         self._known: dict[int, bytes] = {}
 
     def __getitem__(self, token_id: int) -> bytes:

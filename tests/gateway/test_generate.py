@@ -8,7 +8,6 @@ import pytest
 
 from gateway.tokenizer import ModelTokenizer
 from protos.outrider.v1 import inference_pb2 as pb
-from protos.outrider.v1 import sampling_pb2
 from tests.support.gateways import gateway_with
 from tests.support.scripted_target import Script
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -172,8 +172,8 @@ async def gateway_with(
         yield gateway, target
 
 
-async def until(condition: object, timeout_s: float = 5) -> None:
+async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
     """Wait for a condition that another task brings about."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # type: ignore[operator]
+        while not condition():  # noqa: ASYNC110 - what is waited for does not know of this test
             await asyncio.sleep(0.005)
