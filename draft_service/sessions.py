@@ -153,7 +153,7 @@ class Session:
     ) -> int:
         """Append drafted tokens as far as they may go; returns how many were kept."""
         kept = 0
-        while kept < min(len(tokens), self.room) and not self.tail_ended:
+        while kept < len(tokens) and self.room > 0 and not self.tail_ended:
             token, position = tokens[kept], len(self.token_ids)
             if self._never(position, token):
                 self.dry = True

@@ -1,0 +1,164 @@
+"""Proposes what a small model would say, for all sequences in one batch a step.
+
+It chooses as the target does: same filters, same noise of the same seed at the same positions. So
+it guesses right wherever the two models agree closely enough, for sampled text too. The event loop
+plans and commits, the device thread computes; an update that comes meanwhile costs one step.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Sequence
+
+import structlog
+
+from draft_service.proposers.base import PoolReport, ProposerIdentity
+from draft_service.proposers.cache_plan import CachePlan, Share
+from draft_service.sessions import Opening, Session
+from outrider.engine.batch import Batch, BatchItem
+from outrider.engine.block_pool import BlockPool
+from outrider.engine.fingerprints import token_table_hash, weights_fingerprint
+from outrider.engine.model import LlamaModel
+from outrider.engine.numerics import prepare_cpu
+from outrider.engine.runner import Runner
+from outrider.engine.sampling import BadLogits, TokenChooser, logprobs
+from outrider.models.store import resolve
+from outrider.serving.device import DeviceThread
+from outrider.serving.settings import DraftSettings, SettingsError
+
+log = structlog.get_logger(__name__)
+
+BLOCK_SIZE = 16
+STEP_TOKENS = 256
+"""Most tokens of a step: what a long prefix may take before the others get their next token."""
+
+_Found = tuple[int, float] | None  # token and log-probability; None: there is none to take
+
+
+class ModelProposer:
+    """A model with a paged cache of its own."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        identity: ProposerIdentity,
+        device: DeviceThread,
+        *,
+        step_tokens: int = STEP_TOKENS,
+    ) -> None:
+        self._runner = runner
+        self._identity = identity
+        self._device = device
+        pool = BlockPool(runner.cache.num_blocks, runner.cache.block_size)
+        self._plan = CachePlan(pool, step_tokens, identity.vocab_size)
+        self._choosers: dict[Session, tuple[TokenChooser, int]] = {}
+
+    @classmethod
+    async def load(cls, settings: DraftSettings) -> ModelProposer:
+        """Load the model that the settings name, on the device thread, and warm it."""
+        if not settings.model:
+            raise SettingsError("model must name a model or folder when proposer is model")
+        device = DeviceThread("draft-device")
+        try:
+            runner, identity = await device.run(lambda: _load(settings))
+        except BaseException:
+            device.close()
+            raise
+        return cls(runner, identity, device)
+
+    @property
+    def identity(self) -> ProposerIdentity:
+        """The model's name, hashes and size."""
+        return self._identity
+
+    def open(self, session: Session) -> None:
+        """Prepare the sequence's settings."""
+        self._plan.open(session)
+        self._choosers[session] = _chooser(session.opening, self._identity.vocab_size)
+
+    def close(self, session: Session) -> None:
+        """Give the sequence's blocks back."""
+        self._plan.close(session)
+        del self._choosers[session]
+
+    async def propose(self, sessions: Sequence[Session]) -> list[Session]:
+        """One forward: a token for each session whose prefix it completes."""
+        shares = self._plan.plan(sessions)
+        choosers = [self._choosers[share.session] for share in shares]
+        started_s = time.monotonic()
+        found = await self._device.run(lambda: _compute(self._runner, shares, choosers))
+        took_s = time.monotonic() - started_s
+        changed = []
+        for share, choice in zip(shares, found, strict=True):
+            session = share.session
+            if not self._plan.commit(share):
+                continue
+            if choice is None:
+                session.dry = True
+            else:
+                token, logprob = choice
+                session.extend([token], [logprob], took_s)
+            changed.append(session)
+        return changed
+
+    def pool(self) -> PoolReport | None:
+        """The paged cache, checked now."""
+        return self._plan.report()
+
+    def shutdown(self) -> None:
+        """The running step ends, and the thread with it."""
+        self._device.close()
+
+
+def _chooser(opening: Opening, model_vocab: int) -> tuple[TokenChooser, int]:
+    """The sequence's settings for the ids that both models have, and how many those are."""
+    vocab_size = min(model_vocab, opening.vocab_size or model_vocab)
+    bias = tuple((i, value) for i, value in opening.sampling.logit_bias if i < vocab_size)
+    chooser = TokenChooser(
+        dataclasses.replace(opening.sampling, logit_bias=bias),
+        vocab_size,
+        prompt_len=opening.prompt_len,
+        min_tokens=opening.min_tokens,
+        stop_token_ids=opening.stop_token_ids,
+    )
+    return chooser, vocab_size
+
+
+def _compute(
+    runner: Runner, shares: Sequence[Share], choosers: Sequence[tuple[TokenChooser, int]]
+) -> list[_Found]:
+    """Forward all shares and choose where a prefix ends. Runs on the device thread."""
+    rows = iter(runner.forward(Batch([share.item for share in shares])))
+    found: list[_Found] = []
+    for share, (chooser, vocab_size) in zip(shares, choosers, strict=True):
+        if share.item.num_logits == 0:
+            found.append(None)
+            continue
+        row = next(rows)
+        try:
+            token = chooser.choose(row[:vocab_size], share.tokens_before)
+            found.append((token, logprobs(row, token)[0]))
+        except BadLogits as error:
+            log.warning("no token to propose", reason=str(error))
+            found.append(None)
+    return found
+
+
+def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
+    folder = resolve(settings.model)
+    prepare_cpu(settings.threads or os.cpu_count() or 1)
+    model = LlamaModel.load(folder)
+    num_blocks = settings.kv_tokens // BLOCK_SIZE
+    runner = Runner(model, num_blocks, BLOCK_SIZE)
+    runner.forward(Batch([BatchItem([0], 0, [0], 1)]))
+    identity = ProposerIdentity(
+        proposer="model",
+        max_len=min(model.config.max_model_len, num_blocks * BLOCK_SIZE),
+        model=folder.name,
+        weights_fingerprint=weights_fingerprint(folder),
+        token_table_hash=token_table_hash(folder),
+        vocab_size=model.config.vocab_size,
+    )
+    return runner, identity
