@@ -96,17 +96,26 @@ class WindowedDetokenizer:
     """Window length that starts a cut."""
 
     def __init__(
-        self, decode: Callable[[Sequence[int]], str], token_of: Callable[[int], str | None]
+        self,
+        decode: Callable[[Sequence[int]], str],
+        token_of: Callable[[int], str | None],
+        special: frozenset[str],
     ) -> None:
+        """`decode` leaves out `special` tokens."""
         self._decode = decode
         self._token_of = token_of
+        self._special = special
+        self._in_bytes = False  # a run of byte tokens is open; silent tokens do not end it
         self._window: list[int] = []
         self._given = ""  # the window's text that was handed out
 
     def push(self, token_id: int) -> str:
         """The window's new text, or nothing while it could still change."""
         self._window.append(token_id)
-        if self._is_byte(token_id):
+        token = self._token_of(token_id)
+        if token is not None and token not in self._special:
+            self._in_bytes = _BYTE_TOKEN.fullmatch(token) is not None
+        if self._in_bytes:
             return ""
         text = self._decode(self._window)
         if text.endswith(_REPLACEMENT):
@@ -130,11 +139,8 @@ class WindowedDetokenizer:
         """Forget old tokens. The rest must begin with text, or the decoder sees a new beginning."""
         for start in range(len(self._window) - self.KEEP, 0, -1):
             first = self._window[start]
-            if not self._is_byte(first) and self._decode([first]).strip():
+            token = self._token_of(first) or ""
+            if not _BYTE_TOKEN.fullmatch(token) and self._decode([first]).strip():
                 self._window = self._window[start:]
                 self._given = self._decode(self._window)
                 return
-
-    def _is_byte(self, token_id: int) -> bool:
-        token = self._token_of(token_id)
-        return token is not None and _BYTE_TOKEN.fullmatch(token) is not None

@@ -55,10 +55,10 @@ class ModelTokenizer:
         self.eos_token_ids = eos_token_ids
         self._raw = raw
         self._template = template
-        special = frozenset(
+        self._special = frozenset(
             token.content for token in raw.get_added_tokens_decoder().values() if token.special
         )
-        self._byte_table = ByteTable(raw.id_to_token, special) if byte_level else None
+        self._byte_table = ByteTable(raw.id_to_token, self._special) if byte_level else None
 
     @classmethod
     def load(cls, folder: Path) -> ModelTokenizer:
@@ -107,7 +107,7 @@ class ModelTokenizer:
         """A fresh one for one stream of ids."""
         if self._byte_table is not None:
             return ByteLevelDetokenizer(self._byte_table)
-        return WindowedDetokenizer(self._raw.decode, self._raw.id_to_token)
+        return WindowedDetokenizer(self._raw.decode, self._raw.id_to_token, self._special)
 
     def _encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         # The batch form lets other threads run; `encode` holds the interpreter's lock throughout.

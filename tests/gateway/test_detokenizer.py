@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
 from gateway.detokenizer import Detokenizer, WindowedDetokenizer, byte_of_char
 from gateway.tokenizer import ModelTokenizer
@@ -80,6 +80,9 @@ def test_added_tokens_read_as_they_are_spelled(tmp_path: Path) -> None:
     assert tokenizer.decode([3], keep_special=True) == "<end>"
 
 
+SPECIAL = frozenset(["<unk>", "<s>", "</s>"])
+
+
 def byte_fallback_tokenizer() -> Tokenizer:
     """Llama-like: words with a leading mark, byte tokens, a decoder that strips one space."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -115,14 +118,14 @@ def test_windowed_random_ids(make: object, data: st.DataObject) -> None:
     raw = make()
     words = st.integers(259, 265)
     ids = data.draw(st.lists(st.one_of(st.integers(0, 265), words, words), max_size=120))
-    detokenizer = WindowedDetokenizer(raw.decode, raw.id_to_token)
+    detokenizer = WindowedDetokenizer(raw.decode, raw.id_to_token, SPECIAL)
     assert "".join(feed(detokenizer, ids)) == raw.decode(ids)
 
 
 def test_windowed_gives_text_as_it_comes() -> None:
     """Ordinary words are not held until the end, and the window stays short."""
     raw = byte_fallback_tokenizer()
-    detokenizer = WindowedDetokenizer(raw.decode, raw.id_to_token)
+    detokenizer = WindowedDetokenizer(raw.decode, raw.id_to_token, SPECIAL)
     deltas = [detokenizer.push(raw.token_to_id("\u2581world")) for _ in range(500)]
     assert deltas == ["world", *[" world"] * 499]
     assert len(detokenizer._window) <= WindowedDetokenizer.LONG

@@ -68,13 +68,18 @@ class ScriptedTarget(target_pb2_grpc.TargetServicer):
         self.status = status
         self.seen = Seen()
         self.address = ""
-        self._health = health.aio.HealthServicer()
+        self.health = health.aio.HealthServicer()
+        self.server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
 
     async def set_serving(self, serving: bool) -> None:
         """Say SERVING or NOT_SERVING."""
         states = health_pb2.HealthCheckResponse
         for name in ("", SERVICE):
-            await self._health.set(name, states.SERVING if serving else states.NOT_SERVING)
+            await self.health.set(name, states.SERVING if serving else states.NOT_SERVING)
+
+    async def stop(self) -> None:
+        """Die now: open calls are cut."""
+        await self.server.stop(0)
 
     async def Generate(
         self, request: target_pb2.TokenRequest, context: grpc.aio.ServicerContext
@@ -186,9 +191,9 @@ async def serving(
 ) -> AsyncIterator[ScriptedTarget]:
     """A scripted target on a loopback port, healthy from the start."""
     target = ScriptedTarget(script, status)
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
+    server = target.server
     target_pb2_grpc.add_TargetServicer_to_server(target, server)
-    health_pb2_grpc.add_HealthServicer_to_server(target._health, server)
+    health_pb2_grpc.add_HealthServicer_to_server(target.health, server)
     bound = server.add_insecure_port(f"127.0.0.1:{port}")
     target.address = f"127.0.0.1:{bound}"
     await target.set_serving(True)
