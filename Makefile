@@ -7,7 +7,7 @@ PROTOS := $(wildcard protos/outrider/v1/*.proto)
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 
-.PHONY: demo test test-slow check lint protos protos-check baseline model clean
+.PHONY: demo test test-slow check lint protos protos-check baseline filelist model clean
 .DEFAULT_GOAL := demo
 
 $(STAMP): pyproject.toml constraints.txt
@@ -19,7 +19,7 @@ model: $(STAMP)
 	$(BIN)/outrider models fetch smollm2-135m-instruct
 
 demo: model
-	$(BIN)/python -m outrider.cli.demo
+	@$(BIN)/python -m outrider.cli.demo
 
 test: model
 	$(BIN)/python -m pytest
@@ -43,6 +43,9 @@ protos-check: $(STAMP)
 # Only when the contract is meant to break: what `buf breaking` compares with.
 baseline: $(STAMP)
 	$(BIN)/buf build -o protos/baseline.binpb
+
+filelist: $(STAMP)
+	$(BIN)/python tools/filelist.py
 
 clean:
 	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

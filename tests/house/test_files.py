@@ -48,3 +48,11 @@ def test_constraints_pin_exact_versions_without_indexes() -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [line for line in lines if line and not line.startswith("#")]
     assert pins and all(line.count("==") == 1 and "/" not in line for line in pins)
+
+
+def test_the_architecture_page_names_every_file() -> None:
+    """ARCHITECTURE.md has a line for each source file and none for a file that is gone."""
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    listed = {line.split("`")[1] for line in page.splitlines() if line.startswith("| `")}
+    existing = {str(path.relative_to(ROOT)) for path in source_files() if path.read_text().strip()}
+    assert listed == existing, "run `make filelist`"
