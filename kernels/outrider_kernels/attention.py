@@ -1,8 +1,8 @@
 """Paged attention on the CPU: one ragged batch, and rows that do not feel each other.
 
-The cache of a layer is [num_blocks, block_size, kv_heads, head_dim] for keys and for values. Prefill
-chunks, single tokens and drafts under verification are the same case: some query tokens of a
-sequence at absolute positions, each seeing the keys up to its own.
+The cache of a layer is [num_blocks, block_size, kv_heads, head_dim] for keys and for values.
+Prefill chunks, single tokens and drafts under verification are the same case: some query tokens of
+a sequence at absolute positions, each seeing the keys up to its own.
 
     tile    ROW_TILE rows: (token, head of the group) pairs of one sequence and one KV head
     chunk   KEY_CHUNK keys at absolute positions [c * KEY_CHUNK, (c + 1) * KEY_CHUNK)
@@ -219,4 +219,4 @@ def _place_outputs(
         head = kv_head * group_size + tiles.head[row]
         place = num_done + (tile * kv_heads + kv_head) * num_rows + row
         out_rows[tiles.token[tile, row], head] = place
-    return num_tiles * kv_heads * num_rows
+    return int(num_tiles * kv_heads * num_rows)

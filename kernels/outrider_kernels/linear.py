@@ -54,5 +54,5 @@ def _padded(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tenso
 
 def _in_tiles(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:
     """The product in pieces of exactly num_rows rows."""
-    pieces = [_padded(part, weight, num_rows) for part in x.split(num_rows)]
+    pieces = [_padded(part, weight, num_rows) for part in torch.split(x, num_rows)]
     return pieces[0] if len(pieces) == 1 else torch.cat(pieces)

@@ -1,12 +1,12 @@
 """Noise that is the same everywhere: Philox4x32-10 words and Gumbel noise made from them.
 
 A word is a pure function of (seed, position, stream, id), so target and draft, any batch and any
-device draw the same one. The floats are equal too: everything after the words is a fixed sequence of
-single float32 operations (multiply, add, negate), each rounded on its own, with no library
+device draw the same one. The floats are equal too: everything after the words is a fixed sequence
+of single float32 operations (multiply, add, negate), each rounded on its own, with no library
 logarithm and no fused multiply-add. An implementation in another language must do these operations
 in this order; the tests hold golden bits to compare with.
 
-    counter = (id div 4, position, stream, 0)    key = (low, high half of the seed)    word = id mod 4
+    counter = (id div 4, position, stream, 0), key = (low, high half of the seed), word id mod 4
     u = float32(word) + 0.5                       float32(word) rounds to nearest even, so does +
     w = min(u * 2**-32, 1 - 2**-24)               in (0, 1)
     E = -log(1 - w)      g = -log(E)              E is exponential, g is Gumbel
@@ -77,7 +77,7 @@ class Stream(IntEnum):
 def philox_blocks(
     seed: int, blocks: NDArray[np.uint64], position: int, stream: int
 ) -> NDArray[np.uint32]:
-    """Philox4x32-10 of counter (block, position, stream, 0): four words a block, [num_blocks, 4]."""
+    """Philox4x32-10 of counter (block, position, stream, 0); [num_blocks, 4]."""
     num_blocks = blocks.shape[0]
     # Row 0 holds counter words 0 and row 1 words 2; `others` holds words 1 and 3.
     multiplied = np.empty((2, num_blocks), dtype=np.uint64)
@@ -165,7 +165,7 @@ def _round_keys(seed: int) -> NDArray[np.uint64]:
 
 
 def _split(x: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Normal x > 0 as (1 + f) * 2**exponent with sqrt(1/2) <= 1 + f < sqrt(2), by its bits alone."""
+    """Normal x > 0 as (1 + f) * 2**exponent, sqrt(1/2) <= 1 + f < sqrt(2), by its bits alone."""
     bits = x.view(np.int32)
     exponent = ((bits >> 23) - 126).astype(np.float32)
     mantissa = ((bits & 0x007FFFFF) | 0x3F000000).view(np.float32)  # in [1/2, 1)

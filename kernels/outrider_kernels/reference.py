@@ -1,4 +1,4 @@
-"""Plain torch truth for the paged operations: slow, obvious, and what every kernel is compared with."""
+"""Plain torch truth for the paged operations: slow, obvious, what every kernel is compared with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def reference_paged_attention(
     starts: Sequence[int],
     block_tables: Sequence[Sequence[int]],
 ) -> torch.Tensor:
-    """Token by token and head by head, in float64; q [num_tokens, heads, head_dim], same shape out."""
+    """Token by token and head by head, in float64; q [num_tokens, heads, head_dim], like out."""
     _, num_heads, head_dim = q.shape
     block_size, kv_heads = k_cache.shape[1], k_cache.shape[2]
     out = torch.empty(q.shape, dtype=torch.float64)

@@ -145,7 +145,7 @@ def _check_supported(raw: Json) -> str:
 def _parse_rope(raw: Json) -> tuple[float, RopeScaling | None]:
     """Rotary base and scaling, from the old or the new form of the file."""
     scaling: Json = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    theta = float(scaling.get("rope_theta", raw.get("rope_theta", 10000.0)))
+    theta = float(scaling.get("rope_theta") or raw.get("rope_theta") or 10000.0)
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     if scaling.get("partial_rotary_factor", 1.0) != 1.0:
         raise ModelError("partial_rotary_factor is not supported")

@@ -90,7 +90,7 @@ def numerics_id(model: LlamaModel) -> str:
         str(model.dtype),
         f"torch {torch.__version__}",
         f"isa {torch.backends.cpu.get_cpu_capability()}",
-        f"mkl {torch.backends.mkl.is_available()} {os.environ.get('MKL_CBWR', '')}",
+        f"mkl_cbwr {os.environ.get('MKL_CBWR', '')}",
         f"kernels {KERNELS_VERSION} {model.ops.name} {model.row_plan}",
         f"noise {NOISE_VERSION}",
     )

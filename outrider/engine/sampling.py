@@ -1,11 +1,12 @@
 """Which token comes next: one pure function of a row of logits, the settings and the history.
 
-Every position uses it: without drafts, at a draft's position, after a mismatch, for the bonus token,
-and in a drafter that guesses with the same settings. It looks at one row at a time with numpy (one
-thread, fixed order of every sum), so neither batch mates nor thread counts can change a choice.
+Every position uses it: without drafts, at a draft's position, after a mismatch, for the bonus
+token, and in a drafter that guesses with the same settings. It looks at one row at a time with
+numpy (one thread, fixed order of every sum), so neither batch mates nor thread counts can change a
+choice.
 
-The filters run in the order of `SamplingParams`: repetition, frequency and presence penalties, bias,
-minimum length; then, unless greedy, temperature, top_k, top_p, min_p. Ties go to the lowest id.
+The filters run in one order: repetition, frequency and presence penalties, bias, minimum length;
+then, unless greedy, temperature, top_k, top_p, min_p. Ties go to the lowest id everywhere.
 """
 
 from __future__ import annotations
@@ -134,7 +135,7 @@ def _keep_best(scores: Floats, top_k: int, top_p: float, min_p: float) -> Candid
     mass = 0.0 if weights is None else top_p * float(weights.sum())
     ids = _head(scores, weights, top_k, mass)
     scores = scores[ids]
-    # Scores are at most 0, so the bits of -score rise as the score falls; ids rise with their place.
+    # Scores are at most 0: the bits of -score rise as the score falls; ids rise with their place.
     keys = np.abs(scores).view(np.uint32).astype(np.uint64) << np.uint64(32)
     keys |= np.arange(ids.size, dtype=np.uint64)
     order = (np.sort(keys) & np.uint64(0xFFFFFFFF)).astype(np.int64)
@@ -217,7 +218,7 @@ def _require_finite(best: float) -> None:
 def logprobs(
     logits_row: torch.Tensor, token_id: int, num_top: int = 0
 ) -> tuple[float, list[tuple[int, float]]]:
-    """The token's log-probability before any setting, and the likeliest (id, logprob), best first."""
+    """The token's log-probability before any setting, and the likeliest (id, logprob) in order."""
     row = logits_row.numpy()
     best = row.max()
     _require_finite(float(best))
