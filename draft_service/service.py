@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import grpc
 import structlog
@@ -26,13 +26,19 @@ _MAX_TOKENS = 2**21
 """Confirmed tokens of all sequences together: about 1 GB with the n-gram index."""
 
 
+ProposerFactory = Callable[[DraftSettings], Awaitable[Proposer]]
+
+
 class DraftService:
     """Life of one drafter; see `outrider.serving.server.Service`."""
 
     service_names: Sequence[str] = (draft_pb2.DESCRIPTOR.services_by_name["Draft"].full_name,)
 
-    def __init__(self, settings: DraftSettings) -> None:
+    def __init__(
+        self, settings: DraftSettings, proposer_factory: ProposerFactory | None = None
+    ) -> None:
         self._settings = settings
+        self._make_proposer = proposer_factory or make_proposer
         self._proposer: Proposer | None = None
         self._servicer: DraftServicer | None = None
         self._loop_task: asyncio.Task[None] | None = None
@@ -42,7 +48,7 @@ class DraftService:
         """Build the proposer, which may load a model, and begin to step."""
         settings = self._settings
         self._set_healthy = set_healthy
-        self._proposer = await make_proposer(settings)
+        self._proposer = await self._make_proposer(settings)
         identity = self._proposer.identity
         loop = DraftLoop(self._proposer)
         capacity = Capacity(settings.max_sequences, identity.max_len, _MAX_TOKENS)

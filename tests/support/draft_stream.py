@@ -11,9 +11,12 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 
 import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.serving.channel import open_channel, server_options
-from outrider.serving.interceptors import ErrorInterceptor
+from draft_service.proposers.base import Proposer
+from draft_service.service import DraftService, make_proposer
+from outrider.serving.channel import open_channel
+from outrider.serving.server import listening
 from outrider.serving.settings import DraftSettings
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, sampling_pb2
 
@@ -57,14 +60,20 @@ class DraftStream:
         self.call = call
         self.hello = draft_pb2.Hello()
         self.frames: list[draft_pb2.SpeculateResponse] = []
+        # Cancelling a read would cancel the call, so one that took too long goes on.
+        self._reading: asyncio.Future[draft_pb2.SpeculateResponse] | None = None
 
     async def send(self, *updates: draft_pb2.SequenceUpdate) -> None:
         """One frame."""
         await asyncio.wait_for(self.call.write(draft_pb2.SpeculateRequest(updates=updates)), WAIT_S)
 
     async def receive(self, timeout_s: float = WAIT_S) -> draft_pb2.SpeculateResponse:
-        """The next frame; raises EOFError at the end of the stream."""
-        frame = await asyncio.wait_for(self.call.read(), timeout_s)
+        """The next frame; EOFError at the end, TimeoutError when none comes (it may come later)."""
+        self._reading = self._reading or asyncio.ensure_future(self.call.read())
+        done, _ = await asyncio.wait({self._reading}, timeout=timeout_s)
+        if not done:
+            raise TimeoutError(f"no frame within {timeout_s} s")
+        frame, self._reading = self._reading.result(), None
         if frame is grpc.aio.EOF:
             raise EOFError("the drafter ended the stream")
         self.frames.append(frame)
@@ -79,6 +88,11 @@ class DraftStream:
                 frame = await self.receive(timeout_s)
                 if enough(frame):
                     return frame
+
+    async def expect_silence(self, seconds: float = 0.1) -> None:
+        """Fail if a frame comes within `seconds`."""
+        with contextlib.suppress(TimeoutError):
+            raise AssertionError(f"unexpected frame: {await self.receive(seconds)}")
 
     async def status(self) -> tuple[grpc.StatusCode, str]:
         """How the drafter ended the stream; frames still on their way are read first."""
@@ -167,10 +181,10 @@ class Follower:
 
 @contextlib.asynccontextmanager
 async def open_stream(
-    address: str, hello: draft_pb2.Hello | None = None
+    address: str, hello: draft_pb2.Hello | None = None, *, wait_for_ready: bool = False
 ) -> AsyncIterator[DraftStream]:
-    """A stream that has shaken hands."""
-    async with dial(address) as call:
+    """A stream that has shaken hands; `wait_for_ready` waits for a drafter that starts."""
+    async with dial(address, wait_for_ready=wait_for_ready) as call:
         stream = DraftStream(call)
         await call.write(draft_pb2.SpeculateRequest(hello=hello or make_hello()))
         stream.hello = (await stream.receive()).hello
@@ -178,10 +192,12 @@ async def open_stream(
 
 
 @contextlib.asynccontextmanager
-async def dial(address: str) -> AsyncIterator[grpc.aio.StreamStreamCall]:
+async def dial(
+    address: str, *, wait_for_ready: bool = False
+) -> AsyncIterator[grpc.aio.StreamStreamCall]:
     """A stream on which nothing has been said yet."""
     async with open_channel(address) as channel:
-        call = draft_pb2_grpc.DraftStub(channel).Speculate()
+        call = draft_pb2_grpc.DraftStub(channel).Speculate(wait_for_ready=wait_for_ready)
         try:
             yield call
         finally:
@@ -189,38 +205,38 @@ async def dial(address: str) -> AsyncIterator[grpc.aio.StreamStreamCall]:
 
 
 @contextlib.asynccontextmanager
-async def run_draft_service(settings: DraftSettings) -> AsyncIterator[RunningDraft]:
-    """A draft service on a free port of this event loop."""
-    from draft_service.service import DraftService
+async def run_draft_service(
+    settings: DraftSettings, proposer: Proposer | None = None
+) -> AsyncIterator[RunningDraft]:
+    """A draft service on a free port of this event loop; `proposer` replaces the settings' one."""
 
-    service = DraftService(settings)
-    health: list[bool] = []
-    await service.start(health.append)
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
-    service.register(server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield RunningDraft(f"127.0.0.1:{port}", service, health)
-    finally:
-        await service.drain()
-        await server.stop(0.5)
-        await service.stop()
+    async def given(settings: DraftSettings) -> Proposer:
+        return proposer
+
+    service = DraftService(settings, given if proposer is not None else make_proposer)
+    async with listening(service, "127.0.0.1", 0) as server:
+        yield RunningDraft(f"127.0.0.1:{server.port}", service)
 
 
 class RunningDraft:
     """A draft service under test."""
 
-    def __init__(self, address: str, service: object, health: list[bool]) -> None:
+    def __init__(self, address: str, service: DraftService) -> None:
         self.address = address
         self.service = service
-        self.health = health
 
     async def status(self) -> draft_pb2.DraftGetStatusResponse:
         """What `GetStatus` says."""
         async with open_channel(self.address) as channel:
             stub = draft_pb2_grpc.DraftStub(channel)
             return await stub.GetStatus(draft_pb2.DraftGetStatusRequest(), timeout=WAIT_S)
+
+    async def is_serving(self) -> bool:
+        """What the health service says."""
+        async with open_channel(self.address) as channel:
+            stub = health_pb2_grpc.HealthStub(channel)
+            answer = await stub.Check(health_pb2.HealthCheckRequest(), timeout=WAIT_S)
+            return answer.status == health_pb2.HealthCheckResponse.SERVING
 
     async def wait_until(
         self, enough: Callable[[draft_pb2.DraftGetStatusResponse], bool]

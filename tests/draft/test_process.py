@@ -1,0 +1,63 @@
+"""The draft service as a process of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import grpc
+
+from tests.support.draft_stream import Follower, make_open, open_stream
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPT = """
+from draft_service.service import run
+from outrider.serving.settings import DraftSettings
+run(DraftSettings(port={port}))
+"""
+
+
+def free_port() -> int:
+    """A port that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+async def test_sigterm_ends_open_streams_and_the_process() -> None:
+    """A target sees UNAVAILABLE at once, and the process exits with 0 within its grace."""
+    port = free_port()
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", SCRIPT.format(port=port),
+        env=os.environ | {"PYTHONPATH": path}, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        async with open_stream(f"127.0.0.1:{port}", wait_for_ready=True) as stream:
+            follower = Follower(stream, 1, make_open(prompt_len=5))
+            await follower.open([1, 2, 3, 1, 2], window=2)
+            assert await follower.collect(2) == [3, 1]
+            process.send_signal(signal.SIGTERM)
+            assert (await stream.status())[0] is grpc.StatusCode.UNAVAILABLE
+        assert await asyncio.wait_for(process.wait(), 5) == 0
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+def test_lookup_needs_no_torch() -> None:
+    """The n-gram drafter runs where neither torch nor our kernels are installed."""
+    code = (
+        "import sys, draft_service.service;"
+        "bad = {'torch', 'outrider_kernels'} & set(sys.modules); sys.exit(str(bad) if bad else 0)"
+    )
+    path = os.pathsep.join([str(ROOT), str(ROOT / "kernels")])
+    subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"PYTHONPATH": path}, check=True, timeout=15
+    )
