@@ -194,7 +194,7 @@ class Batcher:
     async def _step(self, plan: Plan) -> None:
         for share in plan.shares:
             if share.request.drafts is not None:
-                share.request.drafts.tail.begin_round()
+                share.request.drafts.tail.begin_round(len(share.drafts))
         started = time.monotonic()
         try:
             verdicts = await self._device.run(partial(self._run_step, plan))

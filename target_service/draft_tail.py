@@ -8,7 +8,7 @@ reassembly with one twist, that a later segment may correct an earlier one.
     tail                      [ d0 d1 d2 ..         ]
     proposal             [ start ...... ]                overlaps are trimmed or replace
 
-Every proposed token is accounted for once: it is verified (drafted), it sits in the tail, or it is
+Every proposed token is accounted for once: it is verified (drafted), it is still open, or it is
 counted in `unused` under one of the reasons below.
 """
 
@@ -98,7 +98,15 @@ class DraftTail:
         self._valid_from = 0
         self._nothing_behind = -1
         self._in_round = False
+        self._num_verifying = 0
+        self._num_orphaned = 0  # being verified, of an epoch that is over
         self._held: list[ProposedTokens] = []
+
+    @property
+    def num_open(self) -> int:
+        """Proposed tokens that are neither verified nor unused yet."""
+        held = sum(len(proposal.tokens) for proposal in self._held)
+        return len(self.tokens) + self._num_orphaned + held
 
     @property
     def end(self) -> int:
@@ -120,9 +128,10 @@ class DraftTail:
         else:
             self._refuse(Arrival.FLOOD, Unused.WINDOW, proposal.tokens)
 
-    def begin_round(self) -> None:
-        """The first drafts are being verified: the tail stays as it is until `advance`."""
+    def begin_round(self, num_verifying: int) -> None:
+        """The first drafts are being verified: what comes is held back until `advance`."""
         self._in_round = True
+        self._num_verifying = num_verifying
 
     def advance(self, num_drafted: int, num_new: int) -> None:
         """Take in the `num_new` tokens just appended to `confirmed`; `num_drafted` were verified.
@@ -139,8 +148,10 @@ class DraftTail:
         else:
             # What was confirmed without having been verified was foretold by the bonus token.
             self._count(Unused.TRIMMED, min(len(self.tokens), num_new) - num_drafted)
+            self._count(Unused.LOST, self._num_orphaned - num_drafted)
             self.tokens = self.tokens[num_new:]
         self._in_round = False
+        self._num_verifying = self._num_orphaned = 0
         held, self._held = self._held, []
         for proposal in held:
             self._align(proposal)
@@ -148,22 +159,26 @@ class DraftTail:
     def restart(self, reason: Unused) -> None:
         """A new epoch: the tail goes, and whatever is still on its way is stale."""
         self.discard(reason)
+        self._num_orphaned += len(self.tokens)
+        self._num_verifying = 0
+        self.tokens.clear()
         self.epoch += 1
         self.needs_resync = False
         self._valid_from = 0
         self._nothing_behind = -1
 
     def discard(self, reason: Unused, keep: int = 0) -> None:
-        """Drop the tail behind its first `keep` tokens."""
+        """Drop the tail behind its first `keep` tokens, and behind those that are verified now."""
+        keep = max(keep, self._num_verifying)
         self._count(reason, len(self.tokens) - keep)
         del self.tokens[keep:]
 
     def finish(self) -> None:
         """The sequence has ended: everything left is unused."""
-        self.discard(Unused.FINISHED)
-        for proposal in self._held:
-            self._count(Unused.FINISHED, len(proposal.tokens))
+        self._count(Unused.FINISHED, self.num_open)
+        self.tokens.clear()
         self._held.clear()
+        self._num_verifying = self._num_orphaned = 0
 
     def _align(self, proposal: ProposedTokens) -> None:
         tokens = proposal.tokens

@@ -136,7 +136,8 @@ class Scheduler:
             BatchItem(
                 token_ids=tokens,
                 start=start,
-                block_table=sequence.block_table,
+                # A copy: a cancelled request gives its blocks back while the step still runs.
+                block_table=list(sequence.block_table),
                 num_logits=1 + len(drafts) if ends_prefix else 0,
             )
         )
