@@ -27,6 +27,8 @@ from target_service.draft_tail import DraftTail, DraftTotals
 from target_service.request import Output, Request
 from target_service.window import SequenceWindow, StepCost
 
+_MAX_CACHE_SALT_BYTES = 128
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -71,6 +73,8 @@ class Door:
         check_range("priority", message.priority, -100, 100)
         if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
             raise InvalidRequest("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
+        if len(message.cache_salt) > _MAX_CACHE_SALT_BYTES:
+            raise InvalidRequest("cache_salt", f"at most {_MAX_CACHE_SALT_BYTES} bytes")
         self._check_tokens(message)
         return params
 

@@ -18,18 +18,12 @@ import structlog
 
 from outrider.serving.channel import open_channel
 from outrider.serving.errors import Incompatible
-from outrider.serving.wire import sampling_to_proto, verification_to_proto
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2
-from target_service.draft_link import SequenceFacts, SequenceLink, Update
+from target_service.draft_link import SequenceFacts, SequenceLink
 from target_service.draft_tail import DraftTail, ProposedTokens, Unused
+from target_service.draft_wire import check_hello, next_frame
 
 log = structlog.get_logger(__name__)
-
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
-MAX_FRAME_BYTES = 64 * 1024
-_TOKEN_BYTES = 4  # a varint of a token id, generously
-_UPDATE_BYTES = 64
-_OPEN_BYTES = 16 * 1024  # settings with a full logit_bias map
 
 _HELLO_TIMEOUT_S = 5.0
 _SILENCE_S = 1.0
@@ -229,21 +223,10 @@ class DraftClient:
                 yield self._next_frame()
 
     def _next_frame(self) -> draft_pb2.SpeculateRequest:
-        frame = draft_pb2.SpeculateRequest()
-        room = MAX_FRAME_BYTES
         now = time.monotonic()
-        for _ in range(len(self._dirty)):
-            sequence_id, link = self._dirty.popitem(last=False)
-            update = link.next_update(now)
-            frame.updates.append(_update_to_proto(update))
-            if update.window and self._asked_at is None:
-                self._asked_at = now
-            if link.needs_update and not link.finished:
-                self._dirty[sequence_id] = link  # at the end of the line: round-robin
-            room -= _UPDATE_BYTES + _TOKEN_BYTES * len(update.tokens)
-            room -= _OPEN_BYTES if update.facts else 0
-            if room < _OPEN_BYTES:
-                break
+        frame = next_frame(self._dirty, now, self.peer.limits.max_frame_bytes)
+        if self._asked_at is None and any(update.window for update in frame.updates):
+            self._asked_at = now
         return frame
 
     def _take_in(self, response: draft_pb2.SpeculateResponse) -> None:
@@ -313,43 +296,3 @@ async def _read_one(stream: _Stream) -> draft_pb2.SpeculateResponse | None:
     """The next frame, or None at the end of the stream."""
     response = await stream.read()
     return response if isinstance(response, draft_pb2.SpeculateResponse) else None
-
-
-def check_hello(ours: draft_pb2.Hello, theirs: draft_pb2.Hello) -> None:
-    """Raise Incompatible unless the two can work together."""
-    major, minor = theirs.protocol_version.major, theirs.protocol_version.minor
-    if major != PROTOCOL_MAJOR or abs(minor - PROTOCOL_MINOR) > 1:
-        raise Incompatible(
-            f"protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR} cannot talk to {major}.{minor}"
-        )
-    if theirs.token_table_hash and theirs.token_table_hash != ours.token_table_hash:
-        raise Incompatible(
-            f"token tables differ: target {ours.token_table_hash.hex()}, "
-            f"drafter {theirs.token_table_hash.hex()}"
-        )
-
-
-def _update_to_proto(update: Update) -> draft_pb2.SequenceUpdate:
-    message = draft_pb2.SequenceUpdate(
-        sequence_id=update.sequence_id,
-        epoch=update.epoch,
-        update_seq=update.update_seq,
-        base_len=update.base_len,
-        tokens=update.tokens,
-        window=update.window,
-        finished=update.finished,
-    )
-    if update.facts is not None:
-        facts = update.facts
-        message.open.CopyFrom(
-            draft_pb2.SequenceOpen(
-                prompt_len=facts.prompt_len,
-                max_len=facts.max_len,
-                sampling=sampling_to_proto(facts.sampling),
-                partition=facts.partition,
-                verification=verification_to_proto(facts.verification),
-                min_tokens=facts.min_tokens,
-                stop_token_ids=facts.stop_token_ids,
-            )
-        )
-    return message

@@ -13,7 +13,7 @@ from outrider.params import SamplingParams, VerificationMode
 from target_service.draft_tail import DraftTail, Unused
 
 MAX_UPDATE_TOKENS = 8192
-"""Tokens of one update; a longer prefix continues in the next frame."""
+"""Most tokens of one update; a longer prefix continues in the next frame."""
 _TRACKED_UPDATES = 64
 
 
@@ -78,17 +78,17 @@ class SequenceLink:
         )
 
     @property
-    def caught_up(self) -> bool:
-        """The last update carried everything that is confirmed."""
-        return self._sent_epoch == self.tail.epoch and self._sent_len == len(self._confirmed)
+    def opening(self) -> bool:
+        """The next update starts an epoch, and so carries the settings."""
+        return not self.finished and self._sent_epoch != self.tail.epoch
 
-    def next_update(self, now_s: float) -> Update:
+    def next_update(self, now_s: float, max_tokens: int = MAX_UPDATE_TOKENS) -> Update:
         """The update that brings the drafter as far as one frame can; call it only to write it."""
-        opening = self._sent_epoch != self.tail.epoch
-        if opening and not self.finished:
+        opening = self.opening
+        if opening:
             self._sent_epoch, self._sent_len = self.tail.epoch, 0
         base = self._sent_len
-        tokens = [] if self.finished else self._confirmed[base : base + MAX_UPDATE_TOKENS]
+        tokens = [] if self.finished else self._confirmed[base : base + max_tokens]
         self._sent_len += len(tokens)
         complete = self._sent_len == len(self._confirmed)
         # Drafting starts once the whole prefix is there.
@@ -105,7 +105,7 @@ class SequenceLink:
             tokens=tokens,
             window=self._sent_window,
             finished=self.finished,
-            facts=self.facts if opening and not self.finished else None,
+            facts=self.facts if opening else None,
         )
 
     def take_sent_at(self, update_seq: int) -> float | None:

@@ -26,9 +26,9 @@ from outrider_kernels.noise import NOISE_VERSION
 from protos.outrider.v1 import draft_pb2, target_pb2_grpc
 from target_service.admission import Door, Limits
 from target_service.batcher import Batcher
-from target_service.draft_client import MAX_FRAME_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from target_service.draft_hub import DraftHub
 from target_service.draft_tail import DraftTotals
+from target_service.draft_wire import MAX_FRAME_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from target_service.scheduler import Scheduler
 from target_service.servicer import TargetServicer
 from target_service.status import Identity, StatusReporter
