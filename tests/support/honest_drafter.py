@@ -31,7 +31,7 @@ class HonestDrafter:
         return self.token_ids[: self.confirmed_len]
 
     def apply(self, update: Update) -> None:
-        """Take in an update; anything but the next one of its sequence is an error of the target."""
+        """Take in an update; anything but the next one is an error of the target."""
         assert update.update_seq == self.update_seq + 1
         self.update_seq = update.update_seq
         if update.finished:
