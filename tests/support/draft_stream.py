@@ -119,23 +119,20 @@ class Follower:
         self.dry = False
         self.window = 0
         self._update_seq = 0
+        self._valid_from = 0
 
     async def open(self, tokens: Sequence[int], window: int) -> None:
         """A new epoch with the whole prefix."""
         self.epoch += 1
-        self.confirmed, self.tail, self.logprobs, self.window = list(tokens), [], [], window
+        self.confirmed, self.tail, self.logprobs = list(tokens), [], []
+        self.window, self._valid_from = window, 0
         await self._send(base_len=0, tokens=tokens, open=self.opening)
 
     async def confirm(self, tokens: Sequence[int], window: int | None = None) -> None:
         """The target has chosen `tokens`."""
         base_len = len(self.confirmed)
-        self.confirmed += tokens
         self.window = self.window if window is None else window
-        if self.tail[: len(tokens)] == list(tokens)[: len(self.tail)]:
-            self.tail = self.tail[len(tokens) :]
-            self.logprobs = self.logprobs[len(tokens) :]
-        else:
-            self.tail, self.logprobs = [], []
+        self._append_confirmed(tokens)
         await self._send(base_len=base_len, tokens=tokens)
 
     async def finish(self) -> None:
@@ -144,27 +141,40 @@ class Follower:
 
     async def collect(self, count: int, timeout_s: float = WAIT_S) -> list[int]:
         """Take proposals in until the tail has `count` tokens or the drafter is dry."""
-        self.dry = False
-        async with asyncio.timeout(timeout_s):
-            while len(self.tail) < count and not self.dry:
-                frame = await self.stream.receive(timeout_s)
-                for proposal in frame.proposals:
-                    if proposal.sequence_id == self.sequence_id:
-                        self.take(proposal)
+        await collect_all([self], count, timeout_s)
         return self.tail
 
     def take(self, proposal: draft_pb2.Proposal) -> None:
         """One proposal, checked against what the protocol promises."""
-        if proposal.epoch != self.epoch or proposal.seen_len < len(self.confirmed):
-            return  # drafted before our last word
-        assert proposal.seen_len == len(self.confirmed)
-        assert proposal.update_seq == self._update_seq
+        if proposal.epoch != self.epoch or proposal.seen_len < self._valid_from:
+            return  # drafted without knowing where the target went another way
+        assert proposal.seen_len <= len(self.confirmed)
+        assert proposal.update_seq <= self._update_seq
         end = len(self.confirmed) + len(self.tail)
-        assert proposal.start == end, "each token is sent once, without gaps"
-        assert end + len(proposal.tokens) <= len(self.confirmed) + self.window
-        self.dry = not proposal.tokens
-        self.tail += proposal.tokens
-        self.logprobs += proposal.logprobs
+        assert proposal.start <= end, "no gaps"
+        assert proposal.start + len(proposal.tokens) <= len(self.confirmed) + self.window
+        assert len(proposal.logprobs) in (0, len(proposal.tokens))
+        if proposal.seen_len == len(self.confirmed):
+            assert proposal.start == end, "each token is sent once"
+            self.dry = not proposal.tokens
+        for i, token in enumerate(proposal.tokens):
+            position = proposal.start + i
+            if position < len(self.confirmed):
+                if self.confirmed[position] != token:
+                    self._valid_from, self.tail, self.logprobs = position + 1, [], []
+                    return
+            elif position >= end:
+                self.tail.append(token)
+                self.logprobs += proposal.logprobs[i : i + 1]
+
+    def _append_confirmed(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            if self.tail and self.tail[0] == token:
+                del self.tail[0]
+                del self.logprobs[:1]
+            elif self.tail:
+                self._valid_from, self.tail, self.logprobs = len(self.confirmed) + 1, [], []
+            self.confirmed.append(token)
 
     async def _send(self, **fields: object) -> None:
         self._update_seq += 1
@@ -177,6 +187,22 @@ class Follower:
                 **fields,
             )
         )
+
+
+async def collect_all(followers: Sequence[Follower], count: int, timeout_s: float = WAIT_S) -> None:
+    """Take proposals in until each tail has `count` tokens or its drafter is dry.
+
+    All `followers` are on one stream; proposals for others are passed over.
+    """
+    by_id = {each.sequence_id: each for each in followers}
+    for follower in followers:
+        follower.dry = False
+    async with asyncio.timeout(timeout_s):
+        while any(len(each.tail) < count and not each.dry for each in followers):
+            frame = await followers[0].stream.receive(timeout_s)
+            for proposal in frame.proposals:
+                if proposal.sequence_id in by_id:
+                    by_id[proposal.sequence_id].take(proposal)
 
 
 @contextlib.asynccontextmanager
