@@ -19,6 +19,8 @@ _PRIOR = (1.5, 0.7)
 """Imagined drafts before the first round, and the share of them that stood."""
 _ROW_COST = 0.02
 """Cost of one more row of a step, relative to a step with one row, until it has been measured."""
+_MAX_JUMP = 2.0
+"""A step counts as at most this many times what was expected of it."""
 _MISSES_TO_OFF = 4
 """Rounds in a row without a usable draft after which a sequence stops asking."""
 _PROBE_AFTER_S = (0.5, 1.0, 2.0, 4.0)
@@ -60,6 +62,10 @@ class StepCost:
 
     def observe(self, rows: int, seconds: float) -> None:
         """Take in one step that ran `rows` tokens."""
+        fit = self._fit()
+        if fit is not None:
+            # A step that was held up says nothing about its rows; a lasting change still gets in.
+            seconds = min(seconds, _MAX_JUMP * (fit[0] + fit[1] * rows))
         self.step_s = seconds if self.step_s == 0.0 else 0.8 * self.step_s + 0.2 * seconds
         for i, value in enumerate((1.0, rows, rows * rows, seconds, rows * seconds)):
             self._sums[i] = 0.98 * self._sums[i] + value
@@ -67,15 +73,21 @@ class StepCost:
     @property
     def row_share(self) -> float:
         """Cost of one more row, as a share of a one-row step."""
+        fit = self._fit()
+        if fit is None:
+            return _ROW_COST
+        base, slope = fit
+        return min(1.0, slope / (base + slope))
+
+    def _fit(self) -> tuple[float, float] | None:
+        """Base and slope, neither below 0; None until steps of several sizes were seen."""
         weight, rows, squares, seconds, products = self._sums
         spread = weight * squares - rows * rows
         if weight < 8 or spread < 1e-6 * weight * squares:
-            return _ROW_COST
-        slope = (weight * products - rows * seconds) / spread
-        base = (seconds - slope * rows) / weight
-        if base + slope <= 0:
-            return _ROW_COST
-        return min(1.0, max(0.0, slope / (base + slope)))
+            return None
+        slope = max(0.0, (weight * products - rows * seconds) / spread)
+        base = max(0.0, (seconds - slope * rows) / weight)
+        return (base, slope) if base + slope > 0 else None
 
 
 class SequenceWindow:
@@ -90,8 +102,8 @@ class SequenceWindow:
         max_window: int,
         max_wait_s: float,
     ) -> None:
-        cap = params.max_draft_tokens
-        self._cap = max_draft_tokens if cap is None else min(cap, max_draft_tokens)
+        cap = max_draft_tokens if params.max_draft_tokens is None else params.max_draft_tokens
+        self._cap = min(cap, max_draft_tokens, max_window)
         self._mode = params.mode if self._cap > 0 else SpeculationMode.OFF
         self._cost = cost
         self._max_window = max_window
