@@ -46,4 +46,5 @@ def _to_float(path: Path, name: str, tensor: torch.Tensor, dtype: torch.dtype) -
     """The tensor in dtype; integers would be a quantised format."""
     if not tensor.is_floating_point() or tensor.element_size() < 2:
         raise ModelError(f"{path}: {name} is {tensor.dtype}; quantised weights are not supported")
-    return tensor.to(dtype)
+    # A copy: the file is mapped, and a process whose mapped weights change or vanish dies.
+    return tensor.to(dtype, copy=True)

@@ -16,7 +16,7 @@ ACTIONS = st.lists(
 @settings(max_examples=150, deadline=None)
 @given(ACTIONS)
 def test_pool_agrees_with_the_tables_after_any_history(actions: list[tuple[str, int]]) -> None:
-    """Whatever is allocated, shared and freed: counts match the tables, and freeing all frees all."""
+    """Whatever is allocated, shared and freed: counts match tables, and freeing all frees all."""
     pool = BlockPool(16)
     tables: list[list[int]] = []
     for action, number in actions:

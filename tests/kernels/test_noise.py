@@ -8,7 +8,6 @@ import torch
 
 from outrider_kernels import noise
 
-
 GOLDEN_OF_WORDS = [
     "41b6fda9",
     "41ae33b3",

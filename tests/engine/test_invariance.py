@@ -1,0 +1,199 @@
+"""The promise under everything else: a token's logits have the same bits in any company.
+
+Each test computes a text once, alone and one token at a time, and then again in some other way.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.engine.batch import Batch, BatchItem
+from outrider.engine.model import LlamaModel
+from outrider.engine.numerics import choose_row_plan, is_row_invariant, numerics_id
+from outrider.engine.runner import Runner
+from outrider_kernels.linear import RowPlan
+from tests.support.tiny_models import make_tiny_model
+
+NUM_BLOCKS = 96
+
+
+class Text:
+    """A random text with blocks of its own and the logits of every position, computed plainly."""
+
+    def __init__(self, runner: Runner, rng: random.Random, length: int, blocks: list[int]) -> None:
+        vocab_size = runner.model.config.vocab_size
+        self.token_ids = [rng.randrange(vocab_size) for _ in range(length)]
+        self.blocks = [blocks.pop() for _ in range(length // 16 + 2)]
+        self.num_computed = 0
+        rows = []
+        for position, token in enumerate(self.token_ids):
+            rows.append(runner.forward(Batch([BatchItem([token], position, self.blocks, 1)])))
+        self.logits = torch.cat(rows)
+
+
+def poison(runner: Runner) -> None:
+    """NaN in every slot: whoever reads one that was not written shows it."""
+    for tensor in [*runner.cache.keys, *runner.cache.values]:
+        tensor.fill_(torch.nan)
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """A tiny model with odd sizes and three query heads a group."""
+    folder = make_tiny_model(
+        tmp_path_factory.mktemp("tiny"), hidden_size=72, heads=9, kv_heads=3, head_dim=16
+    )
+    return Runner(LlamaModel.load(folder), NUM_BLOCKS)
+
+
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    """Put the number of threads back."""
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+def run_random_mix(runner: Runner, seed: int, lengths: list[int]) -> None:
+    """Recompute texts in random chunks, company and block tables, with random drafts after them."""
+    rng = random.Random(seed)
+    vocab_size = runner.model.config.vocab_size
+    torch.set_num_threads(1)
+    poison(runner)
+    blocks = list(range(NUM_BLOCKS))
+    rng.shuffle(blocks)
+    texts = [Text(runner, rng, length, blocks) for length in lengths]
+
+    poison(runner)
+    blocks = list(range(NUM_BLOCKS))
+    rng.shuffle(blocks)
+    for text in texts:
+        text.blocks = [blocks.pop() for _ in range(len(text.token_ids) // 16 + 2)]
+    while unfinished := [t for t in texts if t.num_computed < len(t.token_ids)]:
+        torch.set_num_threads(rng.choice([1, 2]))
+        members = rng.sample(unfinished, rng.randint(1, len(unfinished)))
+        items, expected = [], []
+        for text in members:
+            left = len(text.token_ids) - text.num_computed
+            num_new = min(left, rng.choice([1, 1, 2, 5, 30, 130]))
+            drafts = [rng.randrange(vocab_size) for _ in range(rng.choice([0, 0, 1, 4, 8]))]
+            begin = text.num_computed
+            new = text.token_ids[begin : begin + num_new]
+            items.append(
+                BatchItem(new + drafts, begin, text.blocks, rng.choice([num_new, 1]) + len(drafts))
+            )
+            num_kept = items[-1].num_logits - len(drafts)
+            expected.append((text.logits[begin + num_new - num_kept : begin + num_new], drafts))
+            text.num_computed += num_new
+        logits = runner.forward(Batch(items))
+        assert logits.shape[0] == sum(item.num_logits for item in items)
+        row = 0
+        for rows, drafts in expected:
+            assert torch.equal(logits[row : row + len(rows)], rows)
+            row += len(rows) + len(drafts)
+
+
+@pytest.mark.usefixtures("restore_threads")
+@pytest.mark.parametrize("seed", range(6))
+def test_any_mix_gives_the_same_bits(runner: Runner, seed: int) -> None:
+    """Company, chunks, drafts, block tables, threads and poisoned slots leave every bit alone."""
+    rng = random.Random(seed)
+    run_random_mix(runner, seed, [rng.randint(1, 150) for _ in range(rng.randint(1, 5))])
+
+
+@pytest.mark.usefixtures("restore_threads")
+@pytest.mark.timeout(120)
+def test_any_mix_gives_the_same_bits_on_the_real_model(smollm2_folder: Path) -> None:
+    """The same on SmolLM2, whose products are large enough for every kernel of the library."""
+    runner = Runner(LlamaModel.load(smollm2_folder), NUM_BLOCKS)
+    run_random_mix(runner, 1, [37, 6, 15])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("restore_threads")
+@pytest.mark.timeout(900)
+def test_long_mixes_give_the_same_bits_on_the_real_model(smollm2_folder: Path) -> None:
+    """Longer texts over several chunks of keys."""
+    runner = Runner(LlamaModel.load(smollm2_folder), NUM_BLOCKS)
+    for seed in range(4):
+        run_random_mix(runner, seed, [300, 140, 20, 131, 1])
+
+
+def test_drafts_leave_no_trace(runner: Runner) -> None:
+    """Wrong drafts are overwritten: the next step sees only the confirmed tokens."""
+    poison(runner)
+    table = list(range(4))
+    text = [5, 9, 200, 31, 77]
+    plain = runner.forward(Batch([BatchItem(text, 0, table, 5)]))
+    runner.forward(Batch([BatchItem([*text[:2], 1, 2, 3, 4, 5, 6, 7, 8], 0, table, 0)]))
+    again = runner.forward(Batch([BatchItem(text[2:], 2, table, 3)]))
+    assert torch.equal(again, plain[2:])
+
+
+def test_a_shared_prefix_gives_the_same_bits(runner: Runner) -> None:
+    """Two sequences may read the same blocks of a prefix."""
+    poison(runner)
+    prefix = list(range(40, 72))
+    runner.forward(Batch([BatchItem(prefix, 0, [3, 8], 0)]))
+    both = runner.forward(
+        Batch([BatchItem([1, 2], 32, [3, 8, 5], 2), BatchItem([1, 3], 32, [3, 8, 6], 2)])
+    )
+    alone = runner.forward(Batch([BatchItem([*prefix, 1, 3], 0, [0, 1, 2], 2)]))
+    assert torch.equal(both[2:], alone)
+    assert torch.equal(both[0], alone[0])
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        BatchItem([], 0, [0], 0),
+        BatchItem([1], 0, [0], 2),
+        BatchItem([1] * 17, 0, [0], 1),
+        BatchItem([1], -1, [0], 1),
+        BatchItem([1], 512, list(range(40)), 1),
+        BatchItem([384], 0, [0], 1),
+        BatchItem([-1], 0, [0], 1),
+        BatchItem([1], 0, [NUM_BLOCKS], 1),
+    ],
+)
+def test_items_that_do_not_fit_are_refused(runner: Runner, item: BatchItem) -> None:
+    """Nothing is read or written outside the item's blocks, the vocabulary or the context."""
+    with pytest.raises(ValueError, match=r"."):
+        runner.forward(Batch([item]))
+
+
+def test_an_empty_batch_has_no_logits(runner: Runner) -> None:
+    """No items, or none whose logits are wanted: no rows."""
+    vocab_size = runner.model.config.vocab_size
+    assert runner.forward(Batch()).shape == (0, vocab_size)
+    assert runner.forward(Batch([BatchItem([1], 0, [0], 0)])).shape == (0, vocab_size)
+
+
+def test_the_probe_sees_products_that_feel_their_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library whose result depends on the number of rows is noticed, and tiles are used."""
+    product = torch.nn.functional.linear
+
+    def moody(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return product(x, weight) + 1e-6 * x.shape[0]
+
+    weight = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
+    assert choose_row_plan([weight]) == RowPlan()
+    monkeypatch.setattr(torch.nn.functional, "linear", moody)
+    assert not is_row_invariant(weight, RowPlan())
+    assert choose_row_plan([weight]) == RowPlan(tile_rows=32)
+
+
+def test_numerics_id_names_weights_and_settings(
+    runner: Runner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Equal for the same weights and settings, different when one of them is."""
+    name = numerics_id(runner.model)
+    assert name == numerics_id(runner.model)
+    assert name != numerics_id(LlamaModel.load(make_tiny_model(tmp_path, seed=1)))
+    monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
+    assert name != numerics_id(runner.model)

@@ -1,0 +1,149 @@
+"""Paged attention and KV write against the plain reference, on odd shapes and poisoned caches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from outrider_kernels.attention import KEY_CHUNK, paged_attention, plan_attention
+from outrider_kernels.kv_write import write_kv
+from outrider_kernels.reference import reference_paged_attention, reference_write_kv
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 64
+
+
+@dataclass
+class Case:
+    """Sequences in a cache whose unused slots hold NaN."""
+
+    q: torch.Tensor
+    k_cache: torch.Tensor
+    v_cache: torch.Tensor
+    query_lens: list[int]
+    starts: list[int]
+    block_tables: list[list[int]]
+
+    def attend(self, num_rows: int | None = None) -> torch.Tensor:
+        """The op's output for the tokens, with q padded to num_rows."""
+        num_tokens, num_heads, head_dim = self.q.shape
+        padding = torch.zeros(max(0, (num_rows or 0) - num_tokens), num_heads, head_dim)
+        q = torch.cat([self.q, padding])
+        plan = plan_attention(
+            self.query_lens,
+            self.starts,
+            self.block_tables,
+            block_size=BLOCK_SIZE,
+            num_heads=num_heads,
+            kv_heads=self.k_cache.shape[2],
+            num_rows=q.shape[0],
+        )
+        return paged_attention(q, self.k_cache, self.v_cache, plan)[:num_tokens]
+
+    def reference(self) -> torch.Tensor:
+        """The truth."""
+        return reference_paged_attention(
+            self.q, self.k_cache, self.v_cache, self.query_lens, self.starts, self.block_tables
+        )
+
+
+def make_case(
+    shares: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, seed: int = 0
+) -> Case:
+    """Sequences of (start, query_len) with scattered blocks."""
+    generator = torch.Generator().manual_seed(seed)
+    shape = (NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim)
+    k_cache, v_cache = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
+    free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
+    tables = []
+    for start, query_len in shares:
+        num_keys = start + query_len
+        table = [free.pop() for _ in range(-(-num_keys // BLOCK_SIZE))]
+        slots = torch.tensor(
+            [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(num_keys)]
+        )
+        k, v = torch.randn(2, num_keys, kv_heads, head_dim, generator=generator)
+        write_kv(k, v, k_cache, v_cache, slots)
+        tables.append(table)
+    num_tokens = sum(query_len for _, query_len in shares)
+    q = torch.randn(num_tokens, heads, head_dim, generator=generator)
+    lens, starts = [n for _, n in shares], [s for s, _ in shares]
+    return Case(q, k_cache, v_cache, lens, starts, tables)
+
+
+@pytest.mark.parametrize(
+    "shares",
+    [
+        [(0, 1)],
+        [(0, 40), (17, 1), (130, 5)],
+        [(127, 1), (128, 2), (255, 3), (300, 9)],
+        [(5, 60), (0, 130)],
+    ],
+    ids=["first-token", "mixed", "chunk-edges", "prefills"],
+)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(4, 4, 8), (9, 3, 16), (14, 2, 8), (17, 1, 8)]
+)
+def test_attention_equals_the_reference(
+    shares: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int
+) -> None:
+    """Any mix of lengths and positions, any grouping of heads, NaN in every unused slot."""
+    case = make_case(shares, heads, kv_heads, head_dim)
+    torch.testing.assert_close(case.attend(), case.reference(), rtol=1e-5, atol=2e-6)
+
+
+def test_padding_rows_stay_finite() -> None:
+    """Rows of q beyond the tokens come out finite, whatever they are."""
+    case = make_case([(20, 2)], 4, 2, 8)
+    assert torch.equal(case.attend(num_rows=8), case.attend())
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_rows_do_not_feel_their_company(num_threads: int) -> None:
+    """A sequence's output has the same bits alone, in a batch, and one token at a time."""
+    shares = [(3, 1), (KEY_CHUNK - 2, 9), (250, 20), (0, 33), (290, 1)]
+    case = make_case(shares, 9, 3, 64)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        together = case.attend(num_rows=80)
+        row = 0
+        for i, query_len in enumerate(case.query_lens):
+            for size in (1, 7, query_len):
+                for begin in range(0, query_len, size):
+                    end = min(begin + size, query_len)
+                    alone = Case(
+                        case.q[row + begin : row + end],
+                        case.k_cache,
+                        case.v_cache,
+                        [end - begin],
+                        [case.starts[i] + begin],
+                        [case.block_tables[i]],
+                    )
+                    assert torch.equal(alone.attend(num_rows=8), together[row + begin : row + end])
+            row += query_len
+    finally:
+        torch.set_num_threads(threads_before)
+
+
+def test_bits_are_the_same_with_more_portions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cutting a large step into many products changes nothing."""
+    case = make_case([(0, 130), (200, 40)], 9, 3, 16)
+    whole = case.attend()
+    monkeypatch.setattr("outrider_kernels.attention._MAX_PAIRS", 1)
+    assert torch.equal(case.attend(), whole)
+
+
+def test_write_equals_the_reference() -> None:
+    """Only the named slots change, padding rows are left out, strided input is fine."""
+    generator = torch.Generator().manual_seed(0)
+    qkv = torch.randn(8, 7, 16, generator=generator)
+    k, v = qkv[:, 2:4], qkv[:, 5:7]
+    slots = torch.tensor([33, 2, 1023, 7, 640])
+    caches = [torch.full((NUM_BLOCKS, BLOCK_SIZE, 2, 16), torch.nan) for _ in range(4)]
+    write_kv(k, v, caches[0], caches[1], slots)
+    reference_write_kv(k, v, caches[2], caches[3], slots)
+    for got, expected in zip(caches[:2], caches[2:], strict=True):
+        torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)

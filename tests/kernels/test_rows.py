@@ -1,0 +1,101 @@
+"""Linear and the small operations: right, and the same bits for a row in any company."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from outrider_kernels.elementwise import rms_norm, rotary, silu_mul
+from outrider_kernels.linear import RowPlan, linear
+
+PARTS = [(0, 1), (0, 8), (7, 8), (5, 14), (30, 63), (100, 612), (0, 612), (399, 1000)]
+
+
+@pytest.fixture(params=[1, 2])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Each test once with one thread and once with two."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("plan", [RowPlan(), RowPlan(tile_rows=32)], ids=str)
+@pytest.mark.parametrize(("num_in", "num_out"), [(576, 960), (1536, 576), (100, 37)])
+def test_linear_rows_do_not_feel_their_company(plan: RowPlan, num_in: int, num_out: int) -> None:
+    """1 to 1,000 rows, any place in them: one result, and it is the matrix product."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(1000, num_in, generator=generator)
+    weight = torch.randn(num_out, num_in, generator=generator)
+    bias = torch.randn(num_out, generator=generator)
+    whole = linear(x, weight, bias, plan)
+    torch.testing.assert_close(whole, x @ weight.T + bias, rtol=1e-4, atol=1e-3)
+    for begin, end in PARTS:
+        assert torch.equal(linear(x[begin:end], weight, bias, plan), whole[begin:end])
+
+
+def test_linear_keeps_within_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No product ever has fewer or more rows than the plan allows."""
+    heights: list[int] = []
+    product = F.linear
+
+    def spy(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        heights.append(x.shape[0])
+        return product(x, weight)
+
+    monkeypatch.setattr(F, "linear", spy)
+    x, weight = torch.ones(1100, 4), torch.ones(3, 4)
+    for num_rows in (1, 7, 8, 9, 511, 512, 513, 1025, 1100):
+        assert linear(x[:num_rows], weight, None, RowPlan()).shape == (num_rows, 3)
+        linear(x[:num_rows], weight, None, RowPlan(tile_rows=32))
+    assert min(heights) == 8
+    assert max(heights) == 512
+
+
+@pytest.mark.usefixtures("threads")
+@pytest.mark.parametrize("width", [64, 100, 576, 1000])
+@pytest.mark.parametrize(
+    "op",
+    [
+        lambda x: rms_norm(x, torch.ones(x.shape[1]), 1e-5),
+        silu_mul,
+        lambda x: rotary(x[:, None], torch.full_like(x, 0.3)[:, None], 2 * x[:1, None]),
+    ],
+    ids=["rms_norm", "silu_mul", "rotary"],
+)
+def test_small_operations_do_not_feel_their_company(
+    op: Callable[[torch.Tensor], torch.Tensor], width: int
+) -> None:
+    """Same bits at any place, in widths that are and are not multiples of a vector."""
+    x = 4 * torch.randn(1000, width, generator=torch.Generator().manual_seed(0))
+    x[1:] = x[torch.arange(999) % 7]  # so that the first row's angles suit every part
+    x[0] = x[1]
+    whole = op(x)
+    for begin, end in PARTS:
+        part = op(torch.cat([x[:1], x[begin:end]]))[1:]
+        assert torch.equal(part, whole[begin:end])
+
+
+def test_small_operations_are_what_they_are_called() -> None:
+    """Close to torch's own forms."""
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(9, 96, generator=generator), torch.randn(96, generator=generator)
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), F.rms_norm(x, (96,), weight, 1e-5))
+    torch.testing.assert_close(silu_mul(x), F.silu(x[:, :48]) * x[:, 48:])
+    huge = torch.tensor([[-1e4, -100.0, 0.0, 100.0, 1.0, 1.0, 1.0, 1.0]])
+    torch.testing.assert_close(silu_mul(huge), torch.tensor([[0.0, 0.0, 0.0, 100.0]]))
+
+
+def test_rotary_turns_each_pair_by_its_angle() -> None:
+    """Halves (a, b) become (a cos - b sin, b cos + a sin)."""
+    angle = torch.rand(5, 1, 4, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(1))
+    a, b = x.chunk(2, -1)
+    expected = torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+    cos = torch.cat([angle.cos(), angle.cos()], -1)
+    signed_sin = torch.cat([-angle.sin(), angle.sin()], -1)
+    torch.testing.assert_close(rotary(x, cos, signed_sin), expected)
