@@ -39,6 +39,7 @@ from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSett
 OUT = Path("out/demo")
 ANSWER_TIMEOUT_S = 120.0
 MAX_TOKENS = 96
+TABLE_WIDTH = 100
 
 PROMPTS = {
     "repeat": (
@@ -46,18 +47,20 @@ PROMPTS = {
         "Harbour Street, Mill Lane, Old Observatory, Northern Gardens, Ferry Crossing, "
         "Mill Lane East, Old Market, Harbour Bridge."
     ),
-    "extract": (
-        "Write down every name in this note with what the person does.\n"
-        "Note: Ilse Brandt keeps the bees behind the school. Tomas Varga repairs the clocks of the "
-        "town hall. Ilse Brandt and Tomas Varga both sing in the choir that Ruth Adeyemi leads. "
-        "Ruth Adeyemi also runs the bakery."
+    "correct": (
+        "Correct the spelling mistakes in this paragraph and write the whole paragraph again.\n\n"
+        "The ferry leaves the habour at seven every morning. It carrys bread, letters and at times "
+        "a goat to the islands. When the sea is ruff, the ferry waits behind the lighthouse until "
+        "the wind drops. The captain of the ferry writes every goat into the book of the ferry."
     ),
-    "summarise": (
-        "Summarise this in two sentences.\n"
-        "The lighthouse keeper counted ships every evening. When fog came, he could count none, "
-        "so he wrote down the sound of each horn instead. After ten years the list of horns was "
-        "longer than the list of ships, and the harbour master asked to borrow it, because nobody "
-        "else knew which ship had which horn."
+    "extract": (
+        "Copy the names out of this text, one a line.\n\n"
+        "Text: Ilse Brandt keeps the bees behind the school. Tomas Varga repairs the clocks of the "
+        "town hall. Ruth Adeyemi runs the bakery."
+    ),
+    "list": (
+        "Turn this into a numbered list: flour, eggs, a pinch of salt, warm milk, honey, butter "
+        "for the pan, apples, cinnamon."
     ),
     "question": "Why do leaves change their colour in autumn?",
 }
@@ -76,6 +79,8 @@ class Answer:
 def main() -> int:
     """The demo; its exit status."""
     console = Console(highlight=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
     OUT.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as resources:

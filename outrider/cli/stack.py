@@ -21,6 +21,7 @@ from typing import IO, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider.cli.log_lines import readable
 from outrider.cli.options import to_flags
 
 START_TIMEOUT_S = 120.0
@@ -51,14 +52,18 @@ class Child:
         """Where it listens."""
         return f"{self.settings.host}:{self.settings.port}"
 
+    def how_it_ended(self) -> str:
+        """One line. The process must have ended."""
+        status = self.process.returncode
+        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
+        return f"{self.service} ended with {how}"
+
     def obituary(self) -> str:
         """How it ended, and its last words."""
         if self.reader is not None:
             self.reader.join(timeout=2)
-        status = self.process.returncode
-        how = f"signal {signal.Signals(-status).name}" if status < 0 else f"status {status}"
-        words = "\n".join(f"  {line}" for line in self.last_lines)
-        return f"{self.service} ended with {how}" + (f"; it said:\n{words}" if words else "")
+        words = "\n".join(f"  {readable(line)}" for line in self.last_lines)
+        return self.how_it_ended() + (f"; it said:\n{words}" if words else "")
 
 
 class Stack:

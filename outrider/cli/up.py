@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 import signal
 import threading
@@ -14,12 +13,12 @@ from typing import Any
 
 import click
 
+from outrider.cli.log_lines import readable
 from outrider.cli.options import build, service_options
 from outrider.cli.stack import Stack, StackError
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
 COLOURS = {"gateway": "cyan", "target": "green", "draft": "yellow"}
-LEVEL_COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
 RESTART_AFTER_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 # A drafter that ran this long before it died starts again without a longer wait.
 STEADY_S = 60.0
@@ -112,7 +111,7 @@ class DraftKeeper:
             wait_s = RESTART_AFTER_S[min(self._deaths, len(RESTART_AFTER_S) - 1)]
             self._deaths += 1
             self._restart_at = now + wait_s
-            click.echo(f"{child.obituary()}\na new one starts in {wait_s:g} s", err=True)
+            click.echo(f"{child.how_it_ended()}; a new one starts in {wait_s:g} s", err=True)
         elif now >= self._restart_at:
             self._stack.start("draft", self._settings)
             self._restart_at, self._born_at = None, now
@@ -121,24 +120,3 @@ class DraftKeeper:
 def print_line(service: str, line: str) -> None:
     """A child's line with its name before it, JSON log lines made readable."""
     click.echo(click.style(f"{service:<8}", fg=COLOURS[service]) + readable(line), err=True)
-
-
-def readable(line: str) -> str:
-    """`level  event  key=value ...` of a JSON log line; any other line as it is."""
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return line
-    if not isinstance(entry, dict) or "event" not in entry:
-        return line
-    level = str(entry.pop("level", ""))
-    event = entry.pop("event")
-    trace = entry.pop("exception", None)
-    for known in ("timestamp", "service"):
-        entry.pop(known, None)
-    rest = " ".join(f"{key}={value}" for key, value in entry.items())
-    shown = f"{level:<8}"
-    if level in LEVEL_COLOURS:
-        shown = click.style(shown, fg=LEVEL_COLOURS[level])
-    text = f"{shown}{event}  {rest}".rstrip()
-    return f"{text}\n{trace}" if trace else text

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from outrider.cli.demo import free_ports
+from outrider.cli.log_lines import readable
 from outrider.cli.stack import Stack, StackError
-from outrider.cli.up import readable
 from outrider.serving.settings import DraftSettings
 
 
