@@ -9,12 +9,14 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from outrider.engine.sequence import Sequence
 from outrider.params import GenerationParams
-from target_service.draft_hub import DraftedSequence
 from target_service.window import SequenceWindow
+
+if TYPE_CHECKING:
+    from target_service.draft_hub import DraftedSequence
 
 _arrivals = itertools.count()
 
