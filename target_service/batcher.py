@@ -92,8 +92,7 @@ class Batcher:
         """End every request and the loop."""
         if self._task is not None:
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await asyncio.wait({self._task})  # it may have died before, and said why
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self._fail(request, Unavailable("the target is shutting down"))
 
@@ -176,9 +175,9 @@ class Batcher:
     def _lacks_drafts(self, request: Request) -> bool:
         """Whether more drafts may still come for the next round."""
         drafts, wish = request.drafts, self._wishes[request]
-        if drafts is None or request.ended or not self._hub.will_draft(drafts):
+        if drafts is None or request.ended:
             return False
-        wanted = min(wish.k, request.room_for_drafts)
+        wanted = min(wish.k, request.room_for_drafts, self._hub.granted(drafts))
         return len(drafts.tail.tokens) < wanted and not drafts.tail.exhausted
 
     def _tell_drafter(self, request: Request, window: int) -> None:
@@ -231,7 +230,7 @@ class Batcher:
     def _note_step(self, plan: Plan, seconds: float) -> None:
         self.totals.steps += 1
         self.totals.last_step_s = seconds
-        if all(item.num_logits for item in plan.batch.items):
+        if all(item.num_logits == len(item.token_ids) for item in plan.batch.items):
             self._cost.observe(plan.batch.num_tokens, seconds)
 
     def _commit(self, share: Planned, end: int, verdict: Verdict | None) -> None:

@@ -129,9 +129,10 @@ class DraftClient:
             else:
                 self._dirty.pop(sequence_id, None)
 
-    def will_draft(self, sequence_id: int) -> bool:
-        """Whether a step may hope for drafts of this sequence."""
-        return self.responsive and not self._links[sequence_id].refused
+    def granted(self, sequence_id: int) -> int:
+        """Drafts of this sequence that a step may hope for; this drafter's own limit counts."""
+        link = self._links[sequence_id]
+        return link.window if self.responsive and not link.refused else 0
 
     async def _keep_connected(self) -> None:
         low, high = _BACKOFF_S

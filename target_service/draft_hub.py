@@ -78,10 +78,10 @@ class DraftHub:
             sequence.client.close(sequence.sequence_id)
             sequence.client = None
 
-    def will_draft(self, sequence: DraftedSequence) -> bool:
-        """Whether a step may hope for drafts of this sequence."""
+    def granted(self, sequence: DraftedSequence) -> int:
+        """Drafts of this sequence that a step may hope for."""
         client = sequence.client
-        return client is not None and client.will_draft(sequence.sequence_id)
+        return 0 if client is None else client.granted(sequence.sequence_id)
 
     def _make_client(self, address: str, hello: draft_pb2.Hello) -> DraftClient:
         client = DraftClient(
