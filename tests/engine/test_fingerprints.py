@@ -1,0 +1,62 @@
+"""Fingerprints: equal for what is interchangeable, different for what is not."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from outrider.engine.config import ModelError
+from outrider.engine.fingerprints import token_table_hash, weights_fingerprint
+from tests.support.tiny_models import make_tiny_model
+
+
+def test_token_table_hash_is_what_the_protocol_says(tmp_path: Path) -> None:
+    """SHA-256 over (uint32 little-endian length, UTF-8 token) in order of id, padding left out."""
+    from transformers import AutoTokenizer
+
+    folder = make_tiny_model(tmp_path, vocab_size=512)
+    tokens = AutoTokenizer.from_pretrained(folder).get_vocab()
+    digest = hashlib.sha256()
+    for token, _ in sorted(tokens.items(), key=lambda entry: entry[1]):
+        digest.update(len(token.encode()).to_bytes(4, "little") + token.encode())
+    assert token_table_hash(folder) == digest.digest()
+
+
+def test_padding_is_left_out_and_tokens_are_not(tmp_path: Path) -> None:
+    """More rows of logits change nothing; another string for an id does."""
+    small = make_tiny_model(tmp_path / "small", vocab_size=300)
+    padded = make_tiny_model(tmp_path / "padded", vocab_size=300, layers=1)
+    assert token_table_hash(small) == token_table_hash(padded)
+    path = padded / "tokenizer.json"
+    raw = json.loads(path.read_text())
+    raw["added_tokens"][0]["content"] = "<|other|>"
+    path.write_text(json.dumps(raw))
+    assert token_table_hash(small) != token_table_hash(padded)
+    raw["model"].pop("vocab")
+    path.write_text(json.dumps(raw))
+    with pytest.raises(ModelError, match="vocabulary"):
+        token_table_hash(padded)
+
+
+def test_weights_fingerprint_sees_weights_and_config(tmp_path: Path) -> None:
+    """The same model made twice agrees; another seed or another config does not."""
+    first = make_tiny_model(tmp_path / "1")
+    assert weights_fingerprint(first) == weights_fingerprint(make_tiny_model(tmp_path / "2"))
+    assert weights_fingerprint(first) != weights_fingerprint(
+        make_tiny_model(tmp_path / "3", seed=1)
+    )
+    other = make_tiny_model(tmp_path / "4", rms_norm_eps=1e-4)
+    assert weights_fingerprint(first) != weights_fingerprint(other)
+
+
+def test_policy_files_need_no_torch() -> None:
+    """Scheduling, configs and fingerprints can be used where torch is not installed."""
+    modules = ("batch", "block_pool", "config", "fingerprints", "numerics", "sequence")
+    code = ";".join(f"import outrider.engine.{name}" for name in modules)
+    code += ";import sys;sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=15, check=False).returncode == 0
