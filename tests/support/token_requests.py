@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from outrider.params import SpeculationMode
 from protos.outrider.v1 import sampling_pb2, target_pb2
@@ -67,14 +67,6 @@ async def wait_for_drafters(target: Target) -> None:
     async with asyncio.timeout(READY_S):
         while not all(each.state == "ready" for each in (await target.status()).drafters):
             await asyncio.sleep(0.01)
-
-
-async def chunks_of(
-    target: Target, request: target_pb2.TokenRequest, timeout_s: float = 60
-) -> AsyncIterator[target_pb2.TokenChunk]:
-    """A stream, chunk by chunk."""
-    async for chunk in target.stub.Generate(request, timeout=timeout_s):
-        yield chunk
 
 
 def num_steps(answer: Answer) -> int:
