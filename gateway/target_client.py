@@ -159,8 +159,10 @@ class TargetLink:
     def _lost(self, reason: str) -> None:
         if reason != self.reason:
             log.warning("target is not ready", address=self.address, reason=reason)
+        was_ready = self.info is not None
         self.info, self.reason = None, reason
-        self._on_change()
+        if was_ready:
+            self._on_change()
 
 
 class TargetPool:

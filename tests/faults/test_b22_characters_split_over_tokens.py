@@ -21,6 +21,7 @@ from outrider.params import StoppingParams
 from protos.outrider.v1 import inference_pb2 as pb
 from tests.support.gateways import gateway_with
 from tests.support.scripted_target import Script
+from tests.support.stacks import ask, full_stack
 
 TEXTS = {
     "family emoji": "a \U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 family",
@@ -81,3 +82,34 @@ async def test_over_the_wire(
         answer = await gateway.ask(pb.GenerateRequest(text="x"))
     assert (answer.text, answer.ids) == (TEXTS[name], ids)
     assert "\ufffd" not in answer.text
+
+
+async def repeated_characters(folder: Path, prompts: list[str], num: int, ks: list[int]) -> None:
+    """The real model goes on with split characters, without drafts and with k of them."""
+    async with full_stack(folder) as (gateway, _):
+        for prompt in prompts:
+            off = await ask(gateway, prompt, 0, max_tokens=num)
+            whole = await gateway.stub.Detokenize(pb.DetokenizeRequest(ids=off.ids))
+            assert off.text == whole.text
+            for k in ks:
+                on = await ask(gateway, prompt, k, max_tokens=num)
+                assert (on.ids, on.text) == (off.ids, off.text)
+                # The cap may cut a character: only the last delta can say so.
+                assert "\ufffd" not in "".join(on.deltas[:-1])
+
+
+FAMILIES = "\U0001f468\u200d\U0001f469\u200d\U0001f467 " * 12
+SENTENCES = "\ub9cc\ub098\uc11c \ubc18\uac11\uc2b5\ub2c8\ub2e4. " * 12
+
+
+@pytest.mark.timeout(120)
+async def test_end_to_end(smollm2_folder: Path) -> None:
+    """Twelve emoji as prompt, 12 tokens, without drafts and with 4 a round."""
+    await repeated_characters(smollm2_folder, [FAMILIES], 12, [4])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+async def test_end_to_end_in_full(smollm2_folder: Path) -> None:
+    """Emoji and Korean, 60 tokens, without drafts and with 1, 4 and 8 a round."""
+    await repeated_characters(smollm2_folder, [FAMILIES, SENTENCES], 60, [1, 4, 8])
