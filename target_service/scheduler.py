@@ -10,8 +10,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from outrider.engine.batch import Batch, BatchItem
-from outrider.engine.block_pool import BlockPool, PoolExhausted
+from outrider.engine.block_pool import BlockPool
 from target_service.request import Request
+
+_PROMPT_SHARE = 4
+"""One part in this many of a step is kept from drafts while prompts are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +60,7 @@ class Scheduler:
     @property
     def has_work(self) -> bool:
         """A step would do something."""
-        return any(not request.output.full for request in self.running) or bool(self.waiting)
+        return any(not request.output.full for request in [*self.running, *self.waiting])
 
     def add(self, request: Request) -> None:
         """Put a request into the waiting line."""
@@ -76,18 +79,22 @@ class Scheduler:
         plan = Plan()
         ready = [request for request in self.running if not request.output.full]
         ready.sort(key=lambda request: (request.sequence.num_pending > 1, request.arrival))
+        singles = [request.sequence.num_pending == 1 for request in ready]
+        unread = sum(request.sequence.num_pending for request in ready) - sum(singles)
         budget = self._step_tokens
-        # A token is kept back for each text behind, so that drafts never displace it.
-        reserved = sum(request.sequence.num_pending == 1 for request in ready)
-        for request in ready:
+        # A token is kept back for each text behind, and a share for prompts, so that drafts never
+        # displace either.
+        reserved = sum(singles)
+        for_prompts = min(unread, self._step_tokens // _PROMPT_SHARE)
+        for request, single in zip(ready, singles, strict=True):
             if request not in self.running:
                 continue  # preempted for one before it
-            single = request.sequence.num_pending == 1
             reserved -= single
-            if budget - reserved <= 0:
+            room = budget - reserved
+            if room <= 0:
                 break
-            drafts = drafts_of(request) if single else []
-            budget -= self._schedule(plan, request, drafts, budget - reserved)
+            drafts = drafts_of(request)[: max(0, room - 1 - for_prompts)] if single else []
+            budget -= self._schedule(plan, request, drafts, room)
         return plan
 
     def commit(self, request: Request, num_computed: int) -> None:
@@ -105,14 +112,29 @@ class Scheduler:
         return self.pool.check_integrity(request.sequence.block_table for request in everyone)
 
     def _admit(self) -> None:
-        while self.waiting and len(self.running) < self._max_sequences:
-            request = min(self.waiting, key=lambda each: (-each.priority, each.arrival))
-            needed = self.pool.blocks_for(request.sequence.num_tokens + 1)
-            promised = sum(self._missing_blocks(each) for each in self.running)
-            if needed > self.pool.num_free - promised:
+        while True:
+            able = [request for request in self.waiting if not request.output.full]
+            if not able:
                 return
-            self.waiting.remove(request)
-            self.running.append(request)
+            request = min(able, key=lambda each: (-each.priority, each.arrival))
+            if self._fits(request):
+                self.waiting.remove(request)
+                self.running.append(request)
+            elif self.running and all(each.output.full for each in self.running):
+                self._preempt(min(self.running, key=_gives_way))
+            else:
+                return
+
+    def _fits(self, request: Request) -> bool:
+        """There is a place, and blocks beside those that the running ones will still take."""
+        needed = self.pool.blocks_for(request.sequence.num_tokens + 1)
+        return (
+            len(self.running) < self._max_sequences
+            and needed + self._promised_blocks() <= self.pool.num_free
+        )
+
+    def _promised_blocks(self) -> int:
+        return sum(self._missing_blocks(request) for request in self.running)
 
     def _missing_blocks(self, request: Request) -> int:
         """Blocks that a running sequence will still take for the tokens that it already has."""
@@ -125,11 +147,11 @@ class Scheduler:
         start = sequence.num_computed
         pending = sequence.token_ids[start : start + budget]
         ends_prefix = len(pending) == sequence.num_pending
-        drafts = drafts[: budget - len(pending)] if ends_prefix else []
-        if not self._extend(request, start + len(pending) + len(drafts), plan):
-            drafts = []
-            if not self._extend(request, start + len(pending), plan, preempt=True):
-                return 0
+        end = start + len(pending)
+        if drafts:
+            drafts = drafts[: self._slots_for_drafts(request, end)]
+        if not self._extend(request, end + len(drafts), plan):
+            return 0
         tokens = pending + drafts
         plan.shares.append(Planned(request, drafts))
         plan.batch.items.append(
@@ -143,37 +165,42 @@ class Scheduler:
         )
         return len(tokens)
 
-    def _extend(
-        self, request: Request, num_tokens: int, plan: Plan, *, preempt: bool = False
-    ) -> bool:
-        """Give the request blocks for `num_tokens`, at the cost of newer ones if `preempt`."""
+    def _slots_for_drafts(self, request: Request, end: int) -> int:
+        """Slots behind `end` that drafts may have: nobody else is to lack a block for them."""
+        table, size = request.sequence.block_table, self.pool.block_size
+        held = max(self.pool.blocks_for(end), len(table))
+        promised = self._promised_blocks() - self._missing_blocks(request)
+        spare = max(0, self.pool.num_free - promised - (held - len(table)))
+        return (held + spare) * size - end
+
+    def _extend(self, request: Request, num_tokens: int, plan: Plan) -> bool:
+        """Give the request blocks for `num_tokens`, at the cost of others; False if it gave way."""
         table = request.sequence.block_table
-        needed = self.pool.blocks_for(num_tokens) - len(table)
+        needed = max(0, self.pool.blocks_for(num_tokens) - len(table))
         while needed > self.pool.num_free:
-            if not preempt or not self._preempt_for(request, plan):
+            planned = {share.request for share in plan.shares}
+            others = [each for each in self.running if each not in planned]
+            victim = min(others, key=_gives_way)
+            self._preempt(victim)
+            if victim is request:
                 return False
-        try:
-            table.extend(self.pool.allocate(max(0, needed)))
-        except PoolExhausted:
-            return False
+        table.extend(self.pool.allocate(needed))
         return True
 
-    def _preempt_for(self, request: Request, plan: Plan) -> bool:
-        """Send the newest request of the lowest priority back to wait; False if that is `request`.
-
-        It keeps its tokens and computes them again later.
-        """
-        planned = {share.request for share in plan.shares}
-        others = [each for each in self.running if each not in planned]
-        victim = min(others, key=lambda each: (each.priority, -each.arrival))
-        self.running.remove(victim)
-        self._free(victim)
-        self.waiting.append(victim)  # its early arrival puts it at the front
+    def _preempt(self, request: Request) -> None:
+        """Send a request back to wait, at the front; its tokens are computed again later."""
+        self.running.remove(request)
+        self._free(request)
+        self.waiting.append(request)
         self.num_preemptions += 1
-        return victim is not request
 
     def _free(self, request: Request) -> None:
         sequence = request.sequence
         self.pool.free(sequence.block_table)
         sequence.block_table.clear()
         sequence.num_computed = 0
+
+
+def _gives_way(request: Request) -> tuple[bool, int, int]:
+    """Smallest first: whose reader is behind, then the lowest priority, then the newest."""
+    return (not request.output.full, request.priority, -request.arrival)
