@@ -4,6 +4,8 @@ A library picks its kernel by the shape of the product, and another kernel sums 
 the number of rows that it ever sees is kept where every row comes out the same, bit for bit. Which
 numbers these are depends on the library and the processor; a `RowPlan` says it, and whoever makes
 one checks it first.
+
+Weights are [in, out], the transpose of what checkpoints hold: the library reads them faster so.
 """
 
 from __future__ import annotations
@@ -32,16 +34,16 @@ class RowPlan:
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plan: RowPlan
 ) -> torch.Tensor:
-    """x @ weight.T + bias for x [rows, in], weight [out, in], bias [out]; [rows, out]."""
+    """x @ weight + bias for x [rows, in], weight [in, out], bias [out]; [rows, out]."""
     if plan.tile_rows is not None:
         y = _in_tiles(x, weight, plan.tile_rows)
     elif x.shape[0] < plan.min_rows:
         y = _padded(x, weight, plan.min_rows)
     elif x.shape[0] <= plan.max_rows:
-        y = F.linear(x, weight)
+        y = torch.mm(x, weight)
     else:
         num_parts = -(-x.shape[0] // plan.max_rows)  # of nearly equal size, so none is too small
-        y = torch.cat([F.linear(part, weight) for part in x.tensor_split(num_parts)])
+        y = torch.cat([torch.mm(part, weight) for part in x.tensor_split(num_parts)])
     # Added on its own: a product that starts from the bias may take another kernel.
     return y if bias is None else y.add_(bias)
 
@@ -49,7 +51,7 @@ def linear(
 def _padded(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:
     """The product with zero rows below x, which are cut off again."""
     padded = F.pad(x, (0, 0, 0, num_rows - x.shape[0]))
-    return F.linear(padded, weight)[: x.shape[0]]
+    return torch.mm(padded, weight)[: x.shape[0]]
 
 
 def _in_tiles(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:

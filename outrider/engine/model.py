@@ -36,9 +36,9 @@ class StepInput:
 
 @dataclass(frozen=True, slots=True)
 class Projection:
-    """A matrix, applied as x @ weight.T + bias."""
+    """A matrix, applied as x @ weight + bias."""
 
-    weight: torch.Tensor  # [out, in]
+    weight: torch.Tensor  # [in, out]
     bias: torch.Tensor | None = None  # [out]
 
 
@@ -75,9 +75,10 @@ class LlamaModel:
         self._final_norm = reader.take("model.norm.weight", config.hidden_size)
         if config.tied_head:
             tensors.pop("lm_head.weight", None)  # some checkpoints store the table twice
-            self._head = Projection(self._embedding)
+            head = self._embedding  # looked up by row and multiplied by column: two copies
         else:
-            self._head = Projection(reader.take("lm_head.weight", config.vocab_size))
+            head = reader.take("lm_head.weight", config.vocab_size)
+        self._head = Projection(head.t().contiguous())
         reader.require_empty()
         self._cos, self._signed_sin = _rotary_tables(config)
         self.row_plan: RowPlan = choose_row_plan(self._probe_weights())
@@ -175,7 +176,7 @@ class _TensorReader:
             biases.append(torch.zeros(num_out) if bias is None else bias)
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         has_bias = any(bias.any() for bias in biases)
-        return Projection(weight, torch.cat(biases) if has_bias else None)
+        return Projection(weight.t().contiguous(), torch.cat(biases) if has_bias else None)
 
     def require_empty(self) -> None:
         """Raise ModelError if a tensor was not used: the model would be computed wrongly."""

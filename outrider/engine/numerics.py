@@ -63,13 +63,13 @@ def choose_row_plan(weights: Iterable[torch.Tensor]) -> RowPlan:
 
 
 def is_row_invariant(weight: torch.Tensor, plan: RowPlan) -> bool:
-    """Whether rows come out the same bits alone and in company, at any place; weight [out, in]."""
+    """Whether rows come out the same bits alone and in company, at any place; weight [in, out]."""
     import torch
 
     from outrider_kernels.linear import linear
 
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(_PROBE_ROWS, weight.shape[1], generator=generator)
+    x = torch.randn(_PROBE_ROWS, weight.shape[0], generator=generator)
     with torch.inference_mode():
         whole = linear(x, weight, None, plan)
         return all(

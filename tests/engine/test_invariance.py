@@ -176,14 +176,14 @@ def test_an_empty_batch_has_no_logits(runner: Runner) -> None:
 
 def test_the_probe_sees_products_that_feel_their_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """A library whose result depends on the number of rows is noticed, and tiles are used."""
-    product = torch.nn.functional.linear
+    product = torch.mm
 
     def moody(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return product(x, weight) + 1e-6 * x.shape[0]
 
-    weight = torch.randn(20, 16, generator=torch.Generator().manual_seed(0))
+    weight = torch.randn(16, 20, generator=torch.Generator().manual_seed(0))
     assert choose_row_plan([weight]) == RowPlan()
-    monkeypatch.setattr(torch.nn.functional, "linear", moody)
+    monkeypatch.setattr(torch, "mm", moody)
     assert not is_row_invariant(weight, RowPlan())
     assert choose_row_plan([weight]) == RowPlan(tile_rows=32)
 
