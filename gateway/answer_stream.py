@@ -21,6 +21,7 @@ class AnswerStream:
         self._answer = answer
         self._num_prompt_tokens = num_prompt_tokens
         self._seed = seed
+        self._drafts = DeliveredDrafts()
         self.finished = False
         """The finish message was made."""
         self.stopped_here = False
@@ -40,18 +41,19 @@ class AnswerStream:
             text, stopped = text + tail.text, tail.stopped
         responses = []
         tokens = chunk.tokens[: piece.num_tokens]
+        self._drafts.add(tokens)
         if tokens or text:
             responses.append(pb.GenerateResponse(chunk=pb.GenerateChunk(text=text, tokens=tokens)))
         if stopped or chunk.HasField("finish"):
-            responses.append(self._finish(chunk, stopped, piece.num_tokens))
+            responses.append(self._finish(chunk, stopped))
         return responses
 
-    def _finish(
-        self, chunk: target_pb2.TokenChunk, stopped: bool, num_taken: int
-    ) -> pb.GenerateResponse:
+    def _finish(self, chunk: target_pb2.TokenChunk, stopped: bool) -> pb.GenerateResponse:
         self.finished = True
         self.stopped_here = stopped and not chunk.HasField("finish")
         stats = chunk.finish.speculation if chunk.HasField("finish") else chunk.speculation
+        if stopped:
+            stats = self._drafts.up_to_here(stats)
         usage = sampling_pb2.Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._answer.num_tokens,
@@ -61,26 +63,45 @@ class AnswerStream:
             reason=sampling_pb2.FINISH_REASON_STOP if stopped else chunk.finish.reason,
             usage=usage,
             seed=self._seed,
-            speculation=without_tail(stats, [token.drafted for token in chunk.tokens], num_taken),
+            speculation=stats,
         )
         return pb.GenerateResponse(finish=finish)
 
 
-def without_tail(
-    stats: sampling_pb2.SpeculationStats, drafted: Sequence[bool], num_taken: int
-) -> sampling_pb2.SpeculationStats:
-    """Statistics up to a stop string: accepted drafts behind it become unused.
+class DeliveredDrafts:
+    """Counts the accepted drafts among delivered tokens, by their position in their round.
 
-    `drafted` are the marks of the last chunk's tokens, of which `num_taken` belong to the answer.
+    A round gives its accepted drafts and then a token of the target's own.
     """
-    cut = sampling_pb2.SpeculationStats()
-    cut.CopyFrom(stats)
-    position = 0  # of a draft in its round, which ends with a token of the target's own
-    for index, is_draft in enumerate(drafted):
-        if is_draft and index >= num_taken and position < len(cut.accepted_per_position):
-            cut.drafted -= 1
-            cut.accepted -= 1
-            cut.accepted_per_position[position] -= 1
-            cut.unused["finished"] += 1
-        position = position + 1 if is_draft else 0
-    return cut
+
+    def __init__(self) -> None:
+        self._accepted_per_position: list[int] = []
+        self._position = 0
+
+    def add(self, tokens: Sequence[sampling_pb2.GeneratedToken]) -> None:
+        """The next tokens of the answer."""
+        for token in tokens:
+            if not token.drafted:
+                self._position = 0
+                continue
+            if self._position == len(self._accepted_per_position):
+                self._accepted_per_position.append(0)
+            self._accepted_per_position[self._position] += 1
+            self._position += 1
+
+    def up_to_here(self, stats: sampling_pb2.SpeculationStats) -> sampling_pb2.SpeculationStats:
+        """The target's statistics, which may run ahead, cut to what was delivered.
+
+        Drafts that were accepted behind the stop become unused. Drafts that were rejected behind it
+        cannot be told from earlier ones and stay.
+        """
+        cut = sampling_pb2.SpeculationStats()
+        cut.CopyFrom(stats)
+        accepted = sum(self._accepted_per_position)
+        num_behind = max(0, stats.accepted - accepted)
+        cut.accepted = accepted
+        cut.drafted = max(accepted, stats.drafted - num_behind)
+        cut.accepted_per_position[:] = self._accepted_per_position
+        if num_behind:
+            cut.unused["finished"] += num_behind
+        return cut
