@@ -21,7 +21,8 @@ def configure_logging(service: str, level: str = "info") -> None:
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
             *([] if terminal else [structlog.processors.format_exc_info]),
-            structlog.dev.ConsoleRenderer()
+            # The default one shows every variable and holds the event loop for half a second.
+            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
             if terminal
             else structlog.processors.JSONRenderer(default=str),
         ],
