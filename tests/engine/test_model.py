@@ -34,6 +34,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "vocab_size": 515,
     },
     "llama3-rope": {"rope_parameters": LLAMA3_ROPE},
+    "mistral": {"arch": "mistral", "sliding_window": None, "head_dim": 24},
     "qwen2": {"arch": "qwen2", "hidden_size": 56, "heads": 7, "kv_heads": 1},
     "qwen2-untied": {"arch": "qwen2", "tied_head": False},
 }
