@@ -19,7 +19,7 @@ from outrider.engine.batch import Batch
 from outrider.serving.device import DeviceThread
 from outrider.serving.errors import EngineFailed, Overloaded, Unavailable
 from target_service.draft_hub import DraftHub
-from target_service.request import Reason, Request, SpeculationCounts, Token
+from target_service.request import Piece, Reason, Request, SpeculationCounts, Token
 from target_service.scheduler import Plan, Planned, Scheduler
 from target_service.verifier import Verdict
 from target_service.window import NO_DRAFTS, Round, StepCost, Wish
@@ -256,10 +256,11 @@ class Batcher:
         self.totals.generated_tokens += len(tokens)
         self._advance_drafts(request, drafted, accepted, len(tokens))
         made = [Token(token, drafted=i < accepted) for i, token in enumerate(tokens)]
-        request.output.put(made, reason)
         if reason is not None:
             self.totals.finished += 1
             self._end(request)
+        # After the end, so that the last piece counts the drafts that it left unused.
+        request.output.put(Piece(made, reason, request.speculation()))
 
     def _cut(self, request: Request, tokens: list[int]) -> tuple[list[int], Reason | None]:
         """The tokens up to the end, and why; a stop on the last allowed token is a stop."""

@@ -60,14 +60,35 @@ class SpeculationCounts:
             self.accepted_per_position[position] += 1
 
 
+@dataclass(frozen=True, slots=True)
+class SpeculationSnapshot:
+    """What drafts had done for one request when a round was over."""
+
+    rounds: int
+    drafted: int
+    accepted: int
+    accepted_per_position: tuple[int, ...]
+    plain_steps: int
+    unused: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The tokens of one round, and the end if it has come."""
+
+    tokens: list[Token]
+    reason: Reason | None
+    speculation: SpeculationSnapshot
+
+
 class Output(Protocol):
     """Where a request's tokens go. Both calls are immediate."""
 
     full: bool
     """The reader is so far behind that no more should be made."""
 
-    def put(self, tokens: list[Token], reason: Reason | None) -> None:
-        """Deliver tokens, and the end with the last ones."""
+    def put(self, piece: Piece) -> None:
+        """Deliver the tokens of a round."""
 
     def fail(self, error: Exception) -> None:
         """End with an error."""
@@ -104,3 +125,16 @@ class Request:
     def room_for_drafts(self) -> int:
         """Drafts that can still matter: the last token is always the target's own."""
         return max(0, self.max_len - self.sequence.num_tokens - 1)
+
+    def speculation(self) -> SpeculationSnapshot:
+        """What drafts have done so far."""
+        counts = self.counts
+        unused = self.drafts.tail.unused if self.drafts is not None else {}
+        return SpeculationSnapshot(
+            rounds=counts.rounds,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
+            accepted_per_position=tuple(counts.accepted_per_position),
+            plain_steps=counts.plain_steps,
+            unused={reason.value: count for reason, count in unused.items()},
+        )

@@ -12,9 +12,9 @@ from outrider.serving.errors import OutriderError
 from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 from target_service.admission import Door
 from target_service.batcher import Batcher
-from target_service.request import Reason, Request, SpeculationCounts
+from target_service.request import Piece, Reason, Request
 from target_service.status import StatusReporter
-from target_service.stream import Piece, TokenStream
+from target_service.stream import TokenStream
 
 log = structlog.get_logger(__name__)
 
@@ -83,23 +83,16 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         return self._status.report()
 
 
-def speculation_stats(request: Request) -> sampling_pb2.SpeculationStats:
-    """What drafts did for one request so far."""
-    counts: SpeculationCounts = request.counts
-    tail = request.drafts.tail if request.drafts else None
-    unused = {reason.value: count for reason, count in tail.unused.items()} if tail else {}
-    return sampling_pb2.SpeculationStats(
+def _chunk(request: Request, piece: Piece, first_index: int) -> target_pb2.TokenChunk:
+    counts = piece.speculation
+    stats = sampling_pb2.SpeculationStats(
         rounds=counts.rounds,
         drafted=counts.drafted,
         accepted=counts.accepted,
         accepted_per_position=counts.accepted_per_position,
-        unused=unused,
+        unused=counts.unused,
         plain_steps=counts.plain_steps,
     )
-
-
-def _chunk(request: Request, piece: Piece, first_index: int) -> target_pb2.TokenChunk:
-    stats = speculation_stats(request)
     chunk = target_pb2.TokenChunk(
         index=0,
         first_index=first_index,
@@ -112,7 +105,7 @@ def _chunk(request: Request, piece: Piece, first_index: int) -> target_pb2.Token
     if piece.reason is not None:
         usage = sampling_pb2.Usage(
             prompt_tokens=request.sequence.prompt_len,
-            completion_tokens=request.num_generated,
+            completion_tokens=first_index + len(piece.tokens),
         )
         chunk.finish.CopyFrom(
             target_pb2.TokenFinish(reason=_REASONS[piece.reason], usage=usage, speculation=stats)

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 
 from outrider.serving.errors import Unavailable
-from target_service.request import Reason, Token
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Tokens that were made since the last piece, and the end if it has come."""
-
-    tokens: list[Token]
-    reason: Reason | None
+from target_service.request import Piece
 
 
 class TokenStream:
@@ -35,21 +27,20 @@ class TokenStream:
         self._max_tokens = max_tokens
         self._stall_s = stall_s
         self._on_drained, self._on_stall = on_drained, on_stall
-        self._tokens: list[Token] = []
-        self._reason: Reason | None = None
+        self._pieces: deque[Piece] = deque()
+        self._num_tokens = 0
         self._error: Exception | None = None
         self._ready = asyncio.Event()
         self._stall_timer: asyncio.TimerHandle | None = None
 
-    def put(self, tokens: list[Token], reason: Reason | None) -> None:
-        """Add tokens and, with the last ones, the end."""
-        self._tokens.extend(tokens)
-        self._reason = reason
+    def put(self, piece: Piece) -> None:
+        """Add the tokens of a round."""
+        self._pieces.append(piece)
+        self._num_tokens += len(piece.tokens)
         self._ready.set()
-        if len(self._tokens) >= self._max_tokens and not self.full:
+        if self._num_tokens >= self._max_tokens and not self.full:
             self.full = True
-            loop = asyncio.get_running_loop()
-            self._stall_timer = loop.call_later(self._stall_s, self._stall)
+            self._restart_stall_timer()
 
     def fail(self, error: Exception) -> None:
         """End with an error, behind the tokens that are already here."""
@@ -57,19 +48,22 @@ class TokenStream:
         self._ready.set()
 
     async def get(self) -> Piece:
-        """Everything new, waiting for something; raises the error that ended the stream."""
-        await self._ready.wait()
-        self._ready.clear()
-        if self._error is not None and not self._tokens:
-            raise self._error
-        if self._error is not None:
-            self._ready.set()
-        tokens, self._tokens = self._tokens, []
-        if self.full:
+        """The next piece, in order; raises the error that ended the stream behind the last one."""
+        while not self._pieces:
+            if self._error is not None:
+                raise self._error
+            self._ready.clear()
+            await self._ready.wait()
+        piece = self._pieces.popleft()
+        self._num_tokens -= len(piece.tokens)
+        # It goes on when it is half empty, so that a slow reader does not stop it at every token.
+        if self.full and self._num_tokens <= self._max_tokens // 2:
             self.full = False
             self.close()
             self._on_drained()
-        return Piece(tokens, self._reason)
+        elif self._stall_timer is not None:
+            self._restart_stall_timer()
+        return piece
 
     def close(self) -> None:
         """Stop watching for a stalled reader."""
@@ -77,7 +71,11 @@ class TokenStream:
             self._stall_timer.cancel()
             self._stall_timer = None
 
+    def _restart_stall_timer(self) -> None:
+        self.close()
+        self._stall_timer = asyncio.get_running_loop().call_later(self._stall_s, self._stall)
+
     def _stall(self) -> None:
-        self._tokens.clear()
+        self._pieces.clear()
         self.fail(Unavailable(f"the stream was not read for {self._stall_s:g} s"))
         self._on_stall()

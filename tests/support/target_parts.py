@@ -16,7 +16,7 @@ from outrider.params import (
 from target_service.draft_hub import DraftedSequence
 from target_service.draft_link import SequenceFacts
 from target_service.draft_tail import DraftTail, DraftTotals
-from target_service.request import Output, Reason, Request, Token
+from target_service.request import Output, Piece, Reason, Request, Token
 from target_service.window import SequenceWindow, StepCost
 
 VOCAB_SIZE = 1000
@@ -39,12 +39,12 @@ class CollectedOutput:
         """The token ids."""
         return [token.id for token in self.tokens]
 
-    def put(self, tokens: list[Token], reason: Reason | None) -> None:
+    def put(self, piece: Piece) -> None:
         """Deliver tokens."""
         assert not self.num_ends, "tokens behind the end"
-        self.tokens.extend(tokens)
-        if reason is not None:
-            self.reason = reason
+        self.tokens.extend(piece.tokens)
+        if piece.reason is not None:
+            self.reason = piece.reason
             self.num_ends += 1
 
     def fail(self, error: Exception) -> None:
