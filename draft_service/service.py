@@ -54,7 +54,7 @@ class DraftService:
         capacity = Capacity(settings.max_sequences, identity.max_len, _MAX_TOKENS)
         name = f"draft-{secrets.token_hex(4)}"
         self._servicer = DraftServicer(
-            self._proposer, loop, capacity, settings.max_window, instance_id=name
+            self._proposer, loop, capacity, max_window=settings.max_window, instance_id=name
         )
         self._loop_task = asyncio.create_task(loop.run(), name="draft loop")
         self._loop_task.add_done_callback(self._on_loop_end)

@@ -74,9 +74,12 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         proposer: Proposer,
         loop: DraftLoop,
         capacity: Capacity,
+        *,
         max_window: int,
         instance_id: str,
+        hello_timeout_s: float = 10.0,
     ) -> None:
+        self._hello_timeout_s = hello_timeout_s
         self._proposer = proposer
         self._loop = loop
         self._capacity = capacity
@@ -100,10 +103,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         context.add_done_callback(lambda _: self._close_stream(stream))
         reader: asyncio.Task[None] | None = None
         try:
-            first = await anext(request_iterator, None)
-            if first is None:
-                raise InvalidRequest("hello", "the stream ended before a Hello")
-            hello = target_hello(first, ours)
+            hello = target_hello(await self._first_frame(request_iterator), ours)
             log.info("target connected", instance=hello.instance_id)
             yield draft_pb2.SpeculateResponse(hello=ours)
             reader = asyncio.create_task(self._read(stream, request_iterator, hello))
@@ -152,6 +152,18 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
     def _close_session(self, session: Session) -> None:
         self._loop.withdraw(session)
         self._proposer.close(session)
+
+    async def _first_frame(
+        self, requests: AsyncIterator[draft_pb2.SpeculateRequest]
+    ) -> draft_pb2.SpeculateRequest:
+        """A target that says nothing must not keep one of the streams."""
+        try:
+            async with asyncio.timeout(self._hello_timeout_s):
+                return await anext(requests)
+        except StopAsyncIteration:
+            raise InvalidRequest("hello", "the stream ended before a Hello") from None
+        except TimeoutError:
+            raise InvalidRequest("hello", f"none came within {self._hello_timeout_s:g} s") from None
 
     async def _read(
         self,

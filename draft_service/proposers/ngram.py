@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from draft_service.proposers.base import PoolReport, ProposerIdentity
 from draft_service.sessions import Session
+from outrider.serving.settings import SettingsError
 
 MAX_LEN = 131_072
 """Tokens of one sequence: as long as today's contexts."""
@@ -76,7 +77,7 @@ class NgramProposer:
 
     def __init__(self, shortest: int, longest: int) -> None:
         if shortest > longest:
-            raise ValueError(f"ngram_min must be at most ngram_max ({longest}), got {shortest}")
+            raise SettingsError(f"ngram_min must be at most ngram_max ({longest}), got {shortest}")
         self._shortest = shortest
         self._longest = longest
         self._indexes: dict[Session, NgramIndex] = {}

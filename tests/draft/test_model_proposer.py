@@ -18,7 +18,7 @@ from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
 from outrider.engine.sampling import TokenChooser
 from outrider.params import SamplingParams
-from outrider.serving.settings import DraftSettings
+from outrider.serving.settings import DraftSettings, SettingsError
 from outrider_kernels import noise
 from protos.outrider.v1 import draft_pb2
 from tests.support.draft_stream import (
@@ -260,7 +260,7 @@ async def test_it_stops_behind_a_stop_token(proposer: ModelProposer, truth: Slow
 
 async def test_a_missing_model_is_said_at_start() -> None:
     """The message names the setting."""
-    with pytest.raises(ValueError, match="model"):
+    with pytest.raises(SettingsError, match="model"):
         await ModelProposer.load(DraftSettings(proposer="model"))
 
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from draft_service.proposers.ngram import NgramIndex, NgramProposer, continuation
 from draft_service.sessions import Opening, Session, Update
+from outrider.serving.settings import SettingsError
 
 
 def plain_search(
@@ -109,5 +110,5 @@ async def test_a_long_context_costs_only_its_new_tokens() -> None:
 
 def test_a_shortest_above_the_longest_is_refused() -> None:
     """The message names the setting."""
-    with pytest.raises(ValueError, match="ngram_min"):
+    with pytest.raises(SettingsError, match="ngram_min"):
         NgramProposer(5, 4)

@@ -8,10 +8,14 @@ from collections.abc import Sequence
 import grpc
 import pytest
 
+from draft_service.batch import DraftLoop
+from draft_service.book import Capacity
 from draft_service.proposers.ngram import NgramProposer
+from draft_service.servicer import DraftServicer
 from draft_service.sessions import Session
+from outrider.serving.interceptors import ErrorInterceptor
 from outrider.serving.settings import DraftSettings
-from protos.outrider.v1 import draft_pb2
+from protos.outrider.v1 import draft_pb2, draft_pb2_grpc
 from tests.support.draft_stream import (
     DraftStream,
     Follower,
@@ -353,6 +357,26 @@ async def test_a_failed_step_ends_every_stream_and_turns_health_bad() -> None:
         async with dial(draft.address) as call:
             assert (await DraftStream(call).status())[0] is grpc.StatusCode.INTERNAL
         assert not await draft.is_serving()
+
+
+async def test_a_stream_without_a_hello_is_ended() -> None:
+    """Silent connections do not use up the streams of a drafter."""
+    proposer = NgramProposer(1, 4)
+    servicer = DraftServicer(
+        proposer, DraftLoop(proposer), Capacity(4, 100, 1000),
+        max_window=4, instance_id="x", hello_timeout_s=0.05,
+    )  # fmt: skip
+    server = grpc.aio.server(interceptors=[ErrorInterceptor()])
+    draft_pb2_grpc.add_DraftServicer_to_server(servicer, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with dial(f"127.0.0.1:{port}") as call:
+            code, message = await DraftStream(call).status()
+            assert code is grpc.StatusCode.INVALID_ARGUMENT
+            assert message.startswith("hello:")
+    finally:
+        await server.stop(0)
 
 
 async def test_frames_stay_within_the_targets_limit() -> None:

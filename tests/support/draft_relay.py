@@ -1,7 +1,8 @@
 """A Draft server in front of a real drafter that holds its proposals back, for tests.
 
-With `hold_updates` n each proposal leaves only after n further updates of its sequence have passed:
-the frames cross on the wire, in a way that does not depend on timing.
+With `hold_updates` n each proposal leaves only after n updates of its sequence have passed that the
+drafter had not seen when it made it: frames cross on the wire, in a way that does not depend on
+timing. A target that waits for such a proposal waits in vain: no further update will come.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ class _Held:
 
     def count(self, update: draft_pb2.SequenceUpdate) -> None:
         """Another update has passed: what has waited long enough may go."""
-        self._updates[update.sequence_id] += 1
+        self._updates[update.sequence_id] = update.update_seq
         waiting = self._waiting[update.sequence_id]
         passed = self._updates[update.sequence_id]
         while waiting and (update.finished or waiting[0][0] <= passed):
@@ -112,10 +113,16 @@ class _Held:
         if self._relay.hold_updates == 0:
             self._outgoing.put_nowait(frame)
             return
+        passed = []
         for proposal in frame.proposals:
-            due = self._updates[proposal.sequence_id] + self._relay.hold_updates
-            self._waiting[proposal.sequence_id].append((due, proposal))
-            self._relay.proposals_held += 1
+            due = proposal.update_seq + self._relay.hold_updates
+            waiting = self._waiting[proposal.sequence_id]
+            if not waiting and due <= self._updates[proposal.sequence_id]:
+                passed.append(proposal)
+            else:
+                waiting.append((due, proposal))
+                self._relay.proposals_held += 1
         del frame.proposals[:]
+        frame.proposals.extend(passed)
         if frame.ByteSize():
             self._outgoing.put_nowait(frame)
