@@ -1,8 +1,11 @@
 # Everything runs in .venv, made on first use from pyproject.toml and constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
-STAMP := .venv/.installed
-PROTOS := $(wildcard protos/outrider/v1/*.proto)
+# What runs, and on top of it what tests and checks need. Python compiles modules on first import,
+# which is a minute less of waiting than letting pip compile all of torch.
+RUN := .venv/.installed
+DEV := .venv/.installed-dev
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 # Nothing is ever fetched from a model hub.
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
@@ -10,41 +13,45 @@ export TOKENIZERS_PARALLELISM := false
 .PHONY: demo test test-slow check lint protos protos-check baseline filelist model clean
 .DEFAULT_GOAL := demo
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUN): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all,dev]'
+	$(PIP) -e '.[all]'
 	touch $@
 
-model: $(STAMP)
+$(DEV): $(RUN)
+	$(PIP) -e '.[all,dev]'
+	touch $@
+
+model: $(RUN)
 	$(BIN)/outrider models fetch smollm2-135m-instruct
 
 demo: model
 	@$(BIN)/python -m outrider.cli.demo
 
-test: model
+test: $(DEV) model
 	$(BIN)/python -m pytest
 
-test-slow: model
+test-slow: $(DEV) model
 	$(BIN)/python -m pytest -m slow
 
 check: lint protos-check
 
-lint: $(STAMP)
+lint: $(DEV)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/lint-imports
 	$(BIN)/buf lint && $(BIN)/buf breaking --against protos/baseline.binpb
 
-protos: $(STAMP)
+protos: $(DEV)
 	$(BIN)/python tools/stubs.py write
 
-protos-check: $(STAMP)
+protos-check: $(DEV)
 	$(BIN)/python tools/stubs.py check
 
 # Only when the contract is meant to break: what `buf breaking` compares with.
-baseline: $(STAMP)
+baseline: $(DEV)
 	$(BIN)/buf build -o protos/baseline.binpb
 
-filelist: $(STAMP)
+filelist: $(DEV)
 	$(BIN)/python tools/filelist.py
 
 clean:

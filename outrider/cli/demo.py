@@ -38,7 +38,7 @@ from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSett
 
 OUT = Path("out/demo")
 ANSWER_TIMEOUT_S = 120.0
-MAX_TOKENS = 96
+MAX_TOKENS = 64
 TABLE_WIDTH = 100
 
 PROMPTS = {
@@ -57,10 +57,6 @@ PROMPTS = {
         "Copy the names out of this text, one a line.\n\n"
         "Text: Ilse Brandt keeps the bees behind the school. Tomas Varga repairs the clocks of the "
         "town hall. Ruth Adeyemi runs the bakery."
-    ),
-    "list": (
-        "Turn this into a numbered list: flour, eggs, a pinch of salt, warm milk, honey, butter "
-        "for the pan, apples, cinnamon."
     ),
     "question": "Why do leaves change their colour in autumn?",
 }
