@@ -69,7 +69,7 @@ class DraftClient:
         self._links: dict[int, SequenceLink] = {}
         self._dirty: OrderedDict[int, SequenceLink] = OrderedDict()
         self._wake_writer = asyncio.Event()
-        self._asked_at: float | None = None
+        self._asked: dict[int, float] = {}  # sequence id: since when, the oldest first
         self._next_id = 0
         self._was_ready = False
         self._task: asyncio.Task[None] | None = None
@@ -82,7 +82,8 @@ class DraftClient:
     @property
     def responsive(self) -> bool:
         """Ready, and not silent for long while it was asked for something."""
-        silent = self._asked_at is not None and time.monotonic() - self._asked_at > _SILENCE_S
+        oldest = next(iter(self._asked.values()), None)
+        silent = oldest is not None and time.monotonic() - oldest > _SILENCE_S
         return self.ready and not silent
 
     @property
@@ -121,6 +122,7 @@ class DraftClient:
     def close(self, sequence_id: int) -> None:
         """The sequence has ended; the drafter forgets it."""
         link = self._links.pop(sequence_id, None)
+        self._asked.pop(sequence_id, None)
         if link is not None:
             link.finished = True
             if link.needs_update:
@@ -206,7 +208,7 @@ class DraftClient:
 
     async def _read(self, stream: _Stream) -> None:
         while (response := await _read_one(stream)) is not None:
-            self._asked_at = None
+            self._asked.clear()
             self._take_in(response)
         code = await stream.code()
         if code is not grpc.StatusCode.OK:
@@ -226,8 +228,9 @@ class DraftClient:
     def _next_frame(self) -> draft_pb2.SpeculateRequest:
         now = time.monotonic()
         frame = next_frame(self._dirty, now, self.peer.limits.max_frame_bytes)
-        if self._asked_at is None and any(update.window for update in frame.updates):
-            self._asked_at = now
+        for update in frame.updates:
+            if update.window:
+                self._asked.setdefault(update.sequence_id, now)
         return frame
 
     def _take_in(self, response: draft_pb2.SpeculateResponse) -> None:
@@ -286,7 +289,7 @@ class DraftClient:
             link.tail.restart(Unused.LOST)
         self._links.clear()
         self._dirty.clear()
-        self._asked_at = None
+        self._asked.clear()
         if self.state == "ready":
             self.state = "backoff"
         if lost:
@@ -296,4 +299,6 @@ class DraftClient:
 async def _read_one(stream: _Stream) -> draft_pb2.SpeculateResponse | None:
     """The next frame, or None at the end of the stream."""
     response = await stream.read()
+    if response is None:  # what grpc makes of bytes that it cannot parse
+        raise ValueError("the drafter sent bytes that are no message")
     return response if isinstance(response, draft_pb2.SpeculateResponse) else None

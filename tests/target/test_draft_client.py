@@ -1,0 +1,400 @@
+"""One drafter over a real connection: what it may do to us, and what we tell it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import grpc
+import pytest
+
+from outrider.serving.channel import server_options
+from protos.outrider.v1 import draft_pb2
+from target_service.draft_client import DraftClient
+from target_service.draft_hub import DraftedSequence, DraftHub
+from target_service.draft_tail import DraftTail, DraftTotals, Unused
+from tests.support.draft_scripts import JUNK, Behaviour, Drafting, Empty, Going, Junk, Mute, Perfect
+from tests.support.draft_stream import make_hello
+from tests.support.scripted_drafter import ScriptedDrafter
+from tests.support.target_parts import MAX_WINDOW, VOCAB_SIZE, make_facts
+
+PROMPT = [1, 2, 3]
+OUTPUT = list(range(10, 60))
+HASH = bytes(range(32))
+WAIT_S = 8.0
+
+
+def honest() -> Behaviour:
+    """Proposes what the target would say."""
+    return Drafting(Perfect({tuple(PROMPT): OUTPUT}))
+
+
+class Watched:
+    """A client or a hub of clients, and what they have called back."""
+
+    def __init__(self) -> None:
+        self.changed = asyncio.Event()
+        self.lost: list[list[int]] = []
+
+    async def until(self, enough: Callable[[], bool], timeout_s: float = WAIT_S) -> None:
+        """Return once `enough()`; TimeoutError after a while."""
+        async with asyncio.timeout(timeout_s):
+            while not enough():  # of several things, some without an event
+                await asyncio.sleep(0.005)
+
+
+@contextlib.asynccontextmanager
+async def connect(address: str, **hello: Any) -> AsyncIterator[tuple[DraftClient, Watched]]:
+    """A client that tries to connect."""
+    watched = Watched()
+    client = DraftClient(
+        address,
+        make_hello(**({"token_table_hash": HASH} | hello)),
+        on_arrival=watched.changed.set,
+        on_ready=lambda: None,
+        on_lost=watched.lost.append,
+    )
+    client.start()
+    try:
+        yield client, watched
+    finally:
+        await client.stop()
+
+
+class HubWorld(Watched):
+    """One sequence that confirms what it is drafted, over a hub."""
+
+    def __init__(self, *addresses: str) -> None:
+        super().__init__()
+        self.hub = DraftHub(addresses, make_hello(), self.changed.set)
+        self.totals = DraftTotals()
+        self.num_drafted = 0
+        self.sequence = self.make_sequence()
+
+    def make_sequence(self) -> DraftedSequence:
+        """A sequence that has its prompt."""
+        confirmed = list(PROMPT)
+        tail = DraftTail(confirmed, VOCAB_SIZE, MAX_WINDOW, self.totals)
+        return DraftedSequence(confirmed, tail, make_facts(len(PROMPT)))
+
+    def open(self, window: int = 4) -> None:
+        """Ask for drafts."""
+        self.hub.open(self.sequence)
+        self.hub.update(self.sequence, window)
+
+    def confirm(self, count: int, window: int = 4) -> None:
+        """The target has chosen `count` more tokens."""
+        start = len(self.sequence.confirmed) - len(PROMPT)
+        self.sequence.confirmed.extend(OUTPUT[start : start + count])
+        drafted = min(count, len(self.sequence.tail.tokens))
+        self.num_drafted += drafted
+        self.sequence.tail.advance(drafted, count)
+        self.hub.update(self.sequence, window)
+
+    async def drafts(self, count: int = 4) -> list[int]:
+        """The tail, once it holds `count` tokens."""
+        await self.until(lambda: len(self.sequence.tail.tokens) >= count)
+        return list(self.sequence.tail.tokens)
+
+    async def ready(self) -> DraftClient:
+        """The first drafter, connected."""
+        client = self.hub.clients[0]
+        await self.until(lambda: client.ready)
+        return client
+
+
+@contextlib.asynccontextmanager
+async def hub_to(*addresses: str) -> AsyncIterator[HubWorld]:
+    """A hub that connects to these drafters."""
+    world = HubWorld(*addresses)
+    world.hub.start()
+    try:
+        yield world
+    finally:
+        await world.hub.stop()
+
+
+async def test_another_token_table_is_refused_with_both_named():
+    """Such a drafter is not used, and its state says which two tables do not match."""
+    other = bytes(32)
+    async with (
+        ScriptedDrafter(honest(), hello=draft_pb2.Hello(token_table_hash=other)) as drafter,
+        connect(drafter.address) as (client, watched),
+    ):
+        await watched.until(lambda: client.state == "refused")
+        assert HASH.hex() in client.reason
+        assert other.hex() in client.reason
+        assert not client.ready
+
+
+@pytest.mark.parametrize(
+    ("version", "good"),
+    [((1, 0), True), ((1, 1), True), ((1, 2), False), ((2, 0), False), ((0, 9), False)],
+)
+async def test_one_minor_version_of_skew_works(version, good):
+    """Nearer versions talk, others are refused by name."""
+    major, minor = version
+    hello = draft_pb2.Hello(protocol_version={"major": major, "minor": minor})
+    async with (
+        ScriptedDrafter(honest(), hello=hello) as drafter,
+        connect(drafter.address) as (client, watched),
+    ):
+        drafter.hello.protocol_version.major, drafter.hello.protocol_version.minor = version
+        await watched.until(lambda: client.state in ("ready", "refused"))
+        assert client.ready == good
+        assert good or f"{major}.{minor}" in client.reason
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+    ],
+)
+async def test_the_status_of_a_stream_refused_at_open_is_recorded(code):
+    """Although we write at once: the true code is known, and we do not try again at once."""
+    reasons: Counter[tuple[str, str]] = Counter()
+    async with ScriptedDrafter(honest(), refuse=(code, "go away")) as drafter:
+        for _ in range(30):
+            async with connect(drafter.address) as (client, watched):
+                await watched.until(lambda client=client: client.state in ("refused", "backoff"))
+                reasons[client.state, client.reason] += 1
+    assert reasons == {("refused", f"{code.name}: go away"): 30}
+
+
+async def test_an_absent_drafter_is_tried_with_growing_pauses_and_found():
+    """Few attempts while it is away; soon after it has come it is used."""
+    drafter = ScriptedDrafter(honest())
+    await drafter.start()
+    await drafter.stop()
+    async with connect(drafter.address) as (client, watched):
+        await watched.until(lambda: client.state == "backoff")
+        assert "UNAVAILABLE" in client.reason
+        await asyncio.sleep(1.0)
+        assert client.connect_attempts <= 5
+        await drafter.start()
+        try:
+            await watched.until(lambda: client.ready)
+        finally:
+            await client.stop()
+            await drafter.stop()
+
+
+async def test_a_drafter_that_never_says_hello_is_not_waited_for_for_ever():
+    """The handshake has a deadline, after which the next attempt comes."""
+    async with (
+        ScriptedDrafter(honest(), silent=True) as drafter,
+        connect(drafter.address) as (client, watched),
+    ):
+        await watched.until(lambda: client.state == "backoff")
+        assert client.reason
+
+
+async def test_a_restarted_drafter_gets_the_whole_prefix_again():
+    """A lost stream costs drafts and nothing else; what was in the tail counts as lost."""
+    drafter = ScriptedDrafter(honest())
+    await drafter.start()
+    async with hub_to(drafter.address) as world:
+        await world.ready()
+        world.open()
+        assert await world.drafts() == OUTPUT[:4]
+        world.confirm(4)
+        assert await world.drafts() == OUTPUT[4:8]
+        await drafter.stop()
+        await world.until(lambda: world.hub.granted(world.sequence) == 0)
+        assert world.sequence.tail.tokens == []
+        assert world.totals.unused[Unused.LOST] == 4
+        world.confirm(2)
+        await drafter.start()
+        await world.ready()
+        assert await world.drafts() == OUTPUT[6:10]
+        await drafter.stop()
+    (update, *_) = drafter.record.of(drafter.record.sequence_ids(stream=1)[0], stream=1)
+    assert list(update.tokens) == PROMPT + OUTPUT[:6]
+    assert drafter.record.problems == []
+
+
+async def test_sequences_move_to_another_drafter():
+    """When one dies the other takes over, with the prefix so far and a new epoch."""
+    async with ScriptedDrafter(honest()) as second:
+        first = ScriptedDrafter(honest())
+        await first.start()
+        async with hub_to(first.address, second.address) as world:
+            await world.until(lambda: all(client.ready for client in world.hub.clients))
+            world.open()
+            await world.drafts()
+            assert [c.num_sequences for c in world.hub.clients] == [1, 0]
+            world.confirm(2)
+            await first.stop()
+            await world.until(lambda: world.hub.clients[1].num_sequences == 1)
+            assert await world.drafts() == OUTPUT[2:6]
+            (update, *_) = second.record.of(1)
+            assert (update.epoch, update.base_len) == (2, 0)
+            assert list(update.tokens) == PROMPT + OUTPUT[:2]
+            world.hub.close(world.sequence)
+            await second.record.wait_for(lambda record: record.finished == {(0, 1)})
+        assert second.record.problems == []
+
+
+@pytest.mark.parametrize("reason", ["REASON_EVICTED", "REASON_UNKNOWN"])
+async def test_a_forgotten_sequence_is_sent_again(reason):
+    """One resync: a new epoch with everything, and drafts go on."""
+    value = draft_pb2.SequenceGone.Reason.Value(reason)
+    async with ScriptedDrafter(Going(honest(), 2, value)) as drafter:
+        async with hub_to(drafter.address) as world:
+            await world.ready()
+            world.open()
+            await world.drafts()
+            world.confirm(4)
+            assert await world.drafts() == OUTPUT[4:8]
+            assert world.hub.frames["resync"] == 1
+        assert [update.epoch for update in drafter.record.of(1)] == [1, 1, 2]
+        assert drafter.record.problems == []
+
+
+@pytest.mark.parametrize("reason", ["REASON_FULL", "REASON_TOO_LONG"])
+async def test_a_refused_sequence_is_left_alone(reason):
+    """No more drafts here for it, nothing more is sent for it, and nobody waits."""
+    value = draft_pb2.SequenceGone.Reason.Value(reason)
+    async with ScriptedDrafter(Going(honest(), 1, value)) as drafter:
+        async with hub_to(drafter.address) as world:
+            await world.ready()
+            world.open()
+            await drafter.record.wait_for(lambda record: bool(record.frames_sent))
+            await world.until(lambda: world.hub.granted(world.sequence) == 0)
+            world.confirm(2)
+            world.confirm(2)
+            world.hub.close(world.sequence)
+            world.sequence = world.make_sequence()
+            world.open()
+            await drafter.record.wait_for(lambda record: bool(record.of(2)))
+        assert len(drafter.record.of(1)) == 1
+
+
+async def test_gone_of_another_epoch_changes_nothing():
+    """It speaks of what is over already."""
+    async with ScriptedDrafter(Junk(JUNK["gone_other_epoch"])) as drafter:
+        async with hub_to(drafter.address) as world:
+            await world.ready()
+            world.open()
+            await world.until(lambda: world.hub.frames["stale_gone"] == 1)
+            drafter.behaviour = honest()
+            world.confirm(1)
+            assert await world.drafts() == OUTPUT[1:5]
+        assert {update.epoch for update in drafter.record.of(1)} == {1}
+
+
+@pytest.mark.parametrize("kind", JUNK)
+async def test_junk_costs_nothing_but_its_own_drafts(kind):
+    """Whatever a frame holds, the connection and the books survive, and good drafts work again."""
+    async with ScriptedDrafter(Junk(JUNK[kind])) as drafter, hub_to(drafter.address) as world:
+        client = await world.ready()
+        world.open()
+        await drafter.record.wait_for(lambda record: bool(record.frames_sent))
+        await asyncio.sleep(0.02)
+        tail = world.sequence.tail
+        assert len(tail.tokens) <= MAX_WINDOW
+        assert all(token < VOCAB_SIZE for token in tail.tokens)
+        drafter.behaviour = honest()
+        world.confirm(1)
+        await world.until(lambda: tail.tokens == OUTPUT[1:5])
+        assert client.ready
+        unused = sum(world.totals.unused.values())
+        assert world.totals.num_proposed == world.num_drafted + unused + tail.num_open
+
+
+async def test_bytes_that_are_no_message_end_the_stream_and_nothing_else():
+    """The client notes it and connects again."""
+
+    async def speculate(requests, context):
+        yield draft_pb2.SpeculateResponse(hello=make_hello()).SerializeToString()
+        yield b"\xff\xff\xff\xff"
+        await asyncio.sleep(WAIT_S)
+
+    handler = grpc.stream_stream_rpc_method_handler(speculate)
+    server = grpc.aio.server(options=server_options())
+    server.add_generic_rpc_handlers(
+        [grpc.method_handlers_generic_handler("outrider.v1.Draft", {"Speculate": handler})]
+    )
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with connect(f"127.0.0.1:{port}") as (client, watched):
+            await watched.until(lambda: client.connect_attempts >= 2)
+            assert not client._task.done()
+    finally:
+        await server.stop(0)
+
+
+async def test_a_silent_drafter_is_not_waited_for_until_it_speaks_again():
+    """Asked and silent for about a second: not responsive; one answer makes it so again."""
+    async with ScriptedDrafter(Mute()) as drafter, hub_to(drafter.address) as world:
+        client = await world.ready()
+        world.open()
+        asked_at = time.monotonic()
+        await drafter.record.wait_for(lambda record: bool(record.updates))
+        assert client.responsive
+        await world.until(lambda: not client.responsive)
+        assert 0.5 < time.monotonic() - asked_at < 2.0
+        assert world.hub.granted(world.sequence) == 0
+        drafter.behaviour = honest()
+        world.confirm(1)
+        await world.until(lambda: client.responsive)
+        assert world.hub.granted(world.sequence) == 4
+
+
+async def test_a_drafter_without_ideas_is_not_silent():
+    """It has answered, so it stays responsive however long nothing else is asked."""
+    async with ScriptedDrafter(Empty()) as drafter, hub_to(drafter.address) as world:
+        client = await world.ready()
+        world.open()
+        await world.until(lambda: world.sequence.tail.exhausted)
+        await asyncio.sleep(1.2)
+        assert client.responsive
+
+
+async def test_a_sequence_that_ends_unanswered_does_not_make_its_drafter_silent():
+    """Nobody owes an answer for a sequence that is over."""
+    async with ScriptedDrafter(Mute()) as drafter, hub_to(drafter.address) as world:
+        client = await world.ready()
+        world.open()
+        await drafter.record.wait_for(lambda record: bool(record.updates))
+        world.hub.close(world.sequence)
+        await drafter.record.wait_for(lambda record: bool(record.finished))
+        await asyncio.sleep(1.2)
+        assert client.responsive
+
+
+async def test_what_comes_for_a_finished_sequence_is_counted_and_ignored():
+    """Its last proposal may cross its end on the wire; that is nobody's fault."""
+    async with ScriptedDrafter(Mute()) as drafter, hub_to(drafter.address) as world:
+        await world.ready()
+        world.open()
+        await drafter.record.wait_for(lambda record: bool(record.updates))
+        world.hub.close(world.sequence)
+        drafter.behaviour = Junk(
+            lambda s: draft_pb2.SpeculateResponse(
+                proposals=[draft_pb2.Proposal(sequence_id=1, epoch=1, tokens=[1])]
+            )
+        )
+        world.sequence = world.make_sequence()
+        world.open()
+        await world.until(lambda: world.hub.frames["finished"] == 1)
+
+
+async def test_a_drafter_with_a_small_window_is_asked_for_no_more():
+    """Its own limit counts, both for what we ask and for what a step waits for."""
+    hello = draft_pb2.Hello(limits=draft_pb2.Limits(max_window=2))
+    async with ScriptedDrafter(honest(), hello=hello) as drafter:
+        async with hub_to(drafter.address) as world:
+            await world.ready()
+            world.open(window=8)
+            assert await world.drafts(2) == OUTPUT[:2]
+            assert world.hub.granted(world.sequence) == 2
+        assert max(drafter.record.windows(1)) == 2
