@@ -178,6 +178,8 @@ class ScriptedDrafter(draft_pb2_grpc.DraftServicer):
             reader = asyncio.create_task(stream.read(request_iterator))
             while (reply := await stream.outgoing.get()) is not None:
                 if reply.close is not None:
+                    if reply.close[0] is grpc.StatusCode.OK:
+                        return  # gRPC aborts with errors only
                     await context.abort(*reply.close)
                 self.record.frames_sent.append(reply.frame)
                 self.record.note()
