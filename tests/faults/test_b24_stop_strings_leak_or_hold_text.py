@@ -2,7 +2,8 @@
 
 Symptom: the beginning of a stop string is streamed before the match is certain; or the opposite,
 chunks stay empty for ever and the held text never comes. Reported for vLLM (vllm-project/vllm
-issues 2577, 3574 and 13087), sglang (pull request 11462) and text-generation-inference (issue 1254).
+issues 2577, 3574 and 13087), sglang (pull request 11462) and text-generation-inference
+(issue 1254).
 
 Right: with a match the stream is the text up to the match that begins first, no character more;
 with a near miss all of it comes; never are more than (longest stop - 1) characters held; the

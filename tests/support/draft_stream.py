@@ -269,6 +269,6 @@ class RunningDraft:
     ) -> draft_pb2.DraftGetStatusResponse:
         """Status once it is `enough`."""
         async with asyncio.timeout(WAIT_S):
-            while not enough(status := await self.status()):  # noqa: ASYNC110  # of a server
+            while not enough(status := await self.status()):  # of a server
                 await asyncio.sleep(0.02)
             return status

@@ -175,5 +175,5 @@ async def gateway_with(
 async def until(condition: Callable[[], bool], timeout_s: float = 5) -> None:
     """Wait for a condition that another task brings about."""
     async with asyncio.timeout(timeout_s):
-        while not condition():  # noqa: ASYNC110 - what is waited for does not know of this test
+        while not condition():
             await asyncio.sleep(0.005)

@@ -80,13 +80,13 @@ class ServiceProcess:
     async def wait_serving(self, timeout_s: float = START_S) -> None:
         """Return when its health is SERVING."""
         async with asyncio.timeout(timeout_s), open_channel(self.address) as channel:
-            while not await is_serving(channel):  # noqa: ASYNC110 - it is another process
+            while not await is_serving(channel):
                 await asyncio.sleep(_POLL_S)
 
     async def wait_exit(self, timeout_s: float = STOP_S) -> int:
         """Its exit status; negative for a signal."""
         async with asyncio.timeout(timeout_s):
-            while self.process.poll() is None:  # noqa: ASYNC110 - no event tells of an exit
+            while self.process.poll() is None:
                 await asyncio.sleep(_POLL_S)
         return self.process.returncode
 
