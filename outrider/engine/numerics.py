@@ -32,10 +32,10 @@ def prepare_cpu(num_threads: int) -> None:
     # Bit-equal products for any number of rows; read at the library's first call.
     os.environ["MKL_CBWR"] = "AUTO,STRICT"
     # Services share the cores: threads that spin while they wait would slow the others down.
+    if "torch" in sys.modules and "OMP_WAIT_POLICY" not in os.environ:
+        logger.warning("torch came before the CPU was prepared: its waiting threads may spin")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
-    if "torch" in sys.modules:
-        logger.info("torch was imported before the CPU was prepared; its thread pool may spin")
     import torch
 
     torch.set_num_threads(num_threads)
