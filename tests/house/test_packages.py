@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import textwrap
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -52,3 +53,17 @@ def test_the_base_install_imports_nothing_heavy(module: str) -> None:
     """Client and command line work in an install without torch and its company."""
     code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
     assert run_python(code).strip() == "[]"
+
+
+def test_the_gateway_needs_no_torch(smollm2_folder: Path) -> None:
+    """With its service imported, a tokenizer loaded and a chat rendered, torch is not there."""
+    code = f"""
+        import sys
+        from pathlib import Path
+        import gateway.service
+        from gateway.tokenizer import ModelTokenizer
+        tokenizer = ModelTokenizer.load(Path({str(smollm2_folder)!r}))
+        assert tokenizer.encode_chat([("user", "Hi")])
+        print([m for m in ("torch", "transformers") if m in sys.modules])
+    """
+    assert run_python(textwrap.dedent(code)).strip() == "[]"
