@@ -18,10 +18,6 @@ from draft_service.book import Capacity, SessionBook
 from draft_service.proposers.base import PoolReport, Proposer
 from draft_service.sessions import Session
 from draft_service.wire import (
-    MAX_FRAME_BYTES,
-    NOISE_VERSION,
-    PROTOCOL_MAJOR,
-    PROTOCOL_MINOR,
     UpdateReader,
     load_to_proto,
     next_frame,
@@ -33,6 +29,8 @@ from outrider.serving.errors import (
     OutriderError,
     Overloaded,
 )
+from outrider.serving.handshake import MAX_FRAME_BYTES, protocol_version
+from outrider_kernels.version import NOISE_VERSION
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2
 
 log = structlog.get_logger(__name__)
@@ -215,7 +213,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
     def _hello(self) -> draft_pb2.Hello:
         identity = self._proposer.identity
         return draft_pb2.Hello(
-            protocol_version=draft_pb2.ProtocolVersion(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR),
+            protocol_version=protocol_version(),
             noise_version=NOISE_VERSION,
             instance_id=self._instance_id,
             token_table_hash=identity.token_table_hash,

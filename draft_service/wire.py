@@ -9,14 +9,10 @@ from __future__ import annotations
 from draft_service.book import Gone, GoneReason, SessionBook
 from draft_service.sessions import Opening, Session, Unsent, Update
 from outrider.params import InvalidParam
-from outrider.serving.errors import Incompatible, InvalidRequest
+from outrider.serving.errors import InvalidRequest
+from outrider.serving.handshake import check_compatible
 from outrider.serving.wire import sampling_from_proto
 from protos.outrider.v1 import draft_pb2, target_pb2
-
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
-NOISE_VERSION = 1
-"""Noise of the sampler; the n-gram proposer uses none and so matches any."""
-MAX_FRAME_BYTES = 64 * 1024
 
 _MIN_FRAME_BYTES = 4096  # smaller limits of a peer are not worth splitting one proposal for
 _PROPOSAL_BYTES = 64  # tags, lengths and the numbers of a proposal
@@ -40,20 +36,8 @@ def target_hello(frame: draft_pb2.SpeculateRequest, ours: draft_pb2.Hello) -> dr
         raise InvalidRequest("hello", "the first frame must be a Hello")
     if frame.updates:
         raise InvalidRequest("updates", "must wait until the drafter has answered the Hello")
-    theirs = frame.hello
-    major, minor = theirs.protocol_version.major, theirs.protocol_version.minor
-    if major != PROTOCOL_MAJOR or abs(minor - PROTOCOL_MINOR) > 1:
-        raise Incompatible(
-            f"protocol versions differ: target {major}.{minor}, "
-            f"drafter {PROTOCOL_MAJOR}.{PROTOCOL_MINOR}"
-        )
-    both = ours.token_table_hash and theirs.token_table_hash
-    if both and ours.token_table_hash != theirs.token_table_hash:
-        raise Incompatible(
-            f"token tables differ: target {theirs.token_table_hash.hex()}, "
-            f"drafter {ours.token_table_hash.hex()}"
-        )
-    return theirs
+    check_compatible(frame.hello, ours)
+    return frame.hello
 
 
 class UpdateReader:

@@ -18,14 +18,17 @@ import structlog
 
 from outrider.serving.channel import open_channel
 from outrider.serving.errors import Incompatible
+from outrider.serving.handshake import check_compatible
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2
 from target_service.draft_link import SequenceFacts, SequenceLink
 from target_service.draft_tail import DraftTail, ProposedTokens, Unused
-from target_service.draft_wire import check_hello, next_frame
+from target_service.draft_wire import next_frame
 
 log = structlog.get_logger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0
+_REFUSAL_S = 0.05
+"""A stream that is refused at open has mostly ended by then."""
 _SILENCE_S = 1.0
 """Asked for tokens this long ago and heard nothing: steps no longer wait for this drafter."""
 _BACKOFF_S = (0.25, 4.0)
@@ -181,16 +184,22 @@ class DraftClient:
                 self._lose_sequences()
 
     async def _shake_hands(self, stream: _Stream) -> draft_pb2.Hello:
-        with contextlib.suppress(asyncio.InvalidStateError):
-            # A stream refused at open may fail the write first; the read then has the true status.
-            await stream.write(draft_pb2.SpeculateRequest(hello=self._hello))
-        answer = await _read_one(stream)
+        reader = asyncio.create_task(_read_one(stream))
+        try:
+            # A write that meets a refusal hides its status, so a refusal may come first.
+            await asyncio.wait({reader}, timeout=_REFUSAL_S)
+            if not reader.done():
+                with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
+                    await stream.write(draft_pb2.SpeculateRequest(hello=self._hello))
+            answer = await reader
+        finally:
+            reader.cancel()
         if answer is None:
             code = await stream.code()
             raise Incompatible(f"{code.name}: {await stream.details() or 'no Hello'}")
         if not answer.HasField("hello"):
             raise ValueError("the drafter's first frame is not a Hello")
-        check_hello(self._hello, answer.hello)
+        check_compatible(self._hello, answer.hello)
         return answer.hello
 
     async def _pump(self, stream: _Stream) -> None:

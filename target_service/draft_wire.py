@@ -1,33 +1,17 @@
-"""The draft protocol in protobuf, as the target writes it: its Hello, updates and frames."""
+"""The draft protocol in protobuf, as the target writes it: updates and frames."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-from outrider.serving.errors import Incompatible
+from outrider.serving.handshake import MAX_FRAME_BYTES
 from outrider.serving.wire import sampling_to_proto, verification_to_proto
 from protos.outrider.v1 import draft_pb2
 from target_service.draft_link import MAX_UPDATE_TOKENS, SequenceLink, Update
 
-PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
-MAX_FRAME_BYTES = 64 * 1024
 _TOKEN_BYTES = 4  # a varint of a token id, generously
 _UPDATE_BYTES = 64
 _OPEN_BYTES = 16 * 1024  # settings with a full logit_bias map
-
-
-def check_hello(ours: draft_pb2.Hello, theirs: draft_pb2.Hello) -> None:
-    """Raise Incompatible unless the two can work together."""
-    major, minor = theirs.protocol_version.major, theirs.protocol_version.minor
-    if major != PROTOCOL_MAJOR or abs(minor - PROTOCOL_MINOR) > 1:
-        raise Incompatible(
-            f"protocol {PROTOCOL_MAJOR}.{PROTOCOL_MINOR} cannot talk to {major}.{minor}"
-        )
-    if theirs.token_table_hash and theirs.token_table_hash != ours.token_table_hash:
-        raise Incompatible(
-            f"token tables differ: target {ours.token_table_hash.hex()}, "
-            f"drafter {theirs.token_table_hash.hex()}"
-        )
 
 
 def next_frame(

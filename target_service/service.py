@@ -18,17 +18,17 @@ from outrider.engine.numerics import numerics_id, prepare_cpu
 from outrider.engine.runner import Runner
 from outrider.models.store import resolve
 from outrider.serving.device import DeviceThread
+from outrider.serving.handshake import MAX_FRAME_BYTES, protocol_version
 from outrider.serving.logs import configure_logging
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
 from outrider.serving.settings import TargetSettings, split_addresses
-from outrider_kernels.noise import NOISE_VERSION
+from outrider_kernels.version import NOISE_VERSION
 from protos.outrider.v1 import draft_pb2, target_pb2_grpc
 from target_service.admission import Door, Limits
 from target_service.batcher import Batcher
 from target_service.draft_hub import DraftHub
 from target_service.draft_tail import DraftTotals
-from target_service.draft_wire import MAX_FRAME_BYTES, PROTOCOL_MAJOR, PROTOCOL_MINOR
 from target_service.scheduler import Scheduler
 from target_service.servicer import TargetServicer
 from target_service.status import Identity, StatusReporter
@@ -138,7 +138,7 @@ class TargetService:
 
     def _hello(self, identity: Identity, vocab_size: int, limits: Limits) -> draft_pb2.Hello:
         return draft_pb2.Hello(
-            protocol_version=draft_pb2.ProtocolVersion(major=PROTOCOL_MAJOR, minor=PROTOCOL_MINOR),
+            protocol_version=protocol_version(),
             noise_version=NOISE_VERSION,
             instance_id=identity.instance_id,
             token_table_hash=identity.token_table_hash,

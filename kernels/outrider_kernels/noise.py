@@ -23,9 +23,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-NOISE_VERSION = 1
-"""Raised with every change of a single bit of any noise; peers compare it."""
-
 MAX_GUMBEL = 22.88
 """Above every value of `gumbel`: its largest is -log(2**-33) = 22.874."""
 

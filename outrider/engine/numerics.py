@@ -82,8 +82,8 @@ def numerics_id(model: LlamaModel) -> str:
     """A name for everything that the bits depend on; equal names promise equal tokens."""
     import torch
 
-    from outrider_kernels.noise import NOISE_VERSION
     from outrider_kernels.ops import KERNELS_VERSION
+    from outrider_kernels.version import NOISE_VERSION
 
     parts = (
         model.weights_fingerprint,

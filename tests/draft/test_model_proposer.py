@@ -12,14 +12,12 @@ import torch
 
 from draft_service.proposers.model import ModelProposer
 from draft_service.sessions import Opening, Session, Update
-from draft_service.wire import NOISE_VERSION
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
 from outrider.engine.sampling import TokenChooser
 from outrider.params import SamplingParams
 from outrider.serving.settings import DraftSettings, SettingsError
-from outrider_kernels import noise
 from protos.outrider.v1 import draft_pb2
 from tests.support.draft_stream import (
     DraftStream,
@@ -262,8 +260,3 @@ async def test_a_missing_model_is_said_at_start() -> None:
     """The message names the setting."""
     with pytest.raises(SettingsError, match="model"):
         await ModelProposer.load(DraftSettings(proposer="model"))
-
-
-def test_the_noise_version_is_that_of_the_kernels() -> None:
-    """The Hello must not claim another one."""
-    assert NOISE_VERSION == noise.NOISE_VERSION

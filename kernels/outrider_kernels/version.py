@@ -1,0 +1,4 @@
+"""Versions of what must be equal on both sides of a wire. Imports nothing, not even torch."""
+
+NOISE_VERSION = 1
+"""Raised with every change of a single bit of any noise; peers compare it."""
