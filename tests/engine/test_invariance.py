@@ -120,7 +120,7 @@ def test_any_mix_gives_the_same_bits_on_the_real_model(smollm2_folder: Path) -> 
 def test_long_mixes_give_the_same_bits_on_the_real_model(smollm2_folder: Path) -> None:
     """Longer texts over several chunks of keys."""
     runner = Runner(LlamaModel.load(smollm2_folder), NUM_BLOCKS)
-    for seed in range(4):
+    for seed in range(2):
         run_random_mix(runner, seed, [300, 140, 20, 131, 1])
 
 
