@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.engine.config import ModelConfig
+from outrider.engine.prefix import BlockChain
 from outrider.engine.sampling import TokenChooser
 from outrider.engine.sequence import Sequence
 from outrider.params import (
@@ -36,6 +37,8 @@ class Limits:
 
     max_model_len: int
     """Longest sequence, from the model, the settings and the pool."""
+    block_size: int
+    """Tokens of a block of the paged cache."""
     max_draft_tokens: int
     max_window: int
     draft_wait_s: float
@@ -111,6 +114,7 @@ class Door:
             priority=message.priority,
             window=window,
             drafts=None,
+            chain=BlockChain(message.cache_salt, self._limits.block_size),
             chooser=TokenChooser(
                 params.sampling,
                 self._model.vocab_size,

@@ -6,11 +6,11 @@ Knows nothing of gRPC, asyncio or torch; the scheduler and the batcher share it.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from outrider.engine.prefix import BlockChain
 from outrider.engine.sequence import Sequence
 from outrider.params import GenerationParams
 from target_service.window import SequenceWindow
@@ -109,11 +109,14 @@ class Request:
     priority: int
     window: SequenceWindow
     drafts: DraftedSequence | None
+    chain: BlockChain
+    """Names of its full blocks, for the prefix cache."""
     chooser: object
     """An engine TokenChooser; only the device thread looks inside."""
     arrival: int = field(default_factory=lambda: next(_arrivals))
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
-    on_end: Callable[[], None] = lambda: None
+    num_cached: int | None = None
+    """Prompt tokens that came from the prefix cache, known once it has run."""
     ended: bool = False
 
     @property

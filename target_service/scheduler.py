@@ -37,7 +37,13 @@ class Scheduler:
     """Two lists and a pool. A request is in `waiting`, in `running`, or gone."""
 
     def __init__(
-        self, pool: BlockPool, *, max_sequences: int, step_tokens: int, max_waiting: int
+        self,
+        pool: BlockPool,
+        *,
+        max_sequences: int,
+        step_tokens: int,
+        max_waiting: int,
+        prefix_cache: bool = True,
     ) -> None:
         if max_sequences > step_tokens:
             raise ValueError(
@@ -47,6 +53,8 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.num_cached_tokens = 0
+        self._prefix_cache = prefix_cache
         self._max_sequences = max_sequences
         self._step_tokens = step_tokens
         self._max_waiting = max_waiting
@@ -105,6 +113,11 @@ class Scheduler:
         if keep < len(sequence.block_table):
             self.pool.free(sequence.block_table[keep:])
             del sequence.block_table[keep:]
+        if self._prefix_cache:
+            # Only what is confirmed and complete gets a name: drafts that failed lie behind it.
+            names = request.chain.names(sequence.token_ids, num_computed)
+            for block, name in zip(sequence.block_table[: len(names)], names, strict=True):
+                self.pool.name(block, name)
 
     def check_integrity(self) -> list[str]:
         """What is wrong with the pool, given every sequence."""
@@ -117,21 +130,40 @@ class Scheduler:
             if not able:
                 return
             request = min(able, key=lambda each: (-each.priority, each.arrival))
-            if self._fits(request):
+            cached = self._cached_blocks(request)
+            if self._fits(request, cached):
                 self.waiting.remove(request)
                 self.running.append(request)
+                self._start_behind(request, cached)
             elif self.running and all(each.output.full for each in self.running):
                 self._preempt(min(self.running, key=_gives_way))
             else:
                 return
 
-    def _fits(self, request: Request) -> bool:
+    def _cached_blocks(self, request: Request) -> list[int]:
+        """Blocks that hold the request's beginning; at least one token is left to compute."""
+        if not self._prefix_cache:
+            return []
+        sequence = request.sequence
+        return self.pool.find(request.chain.names(sequence.token_ids, sequence.num_tokens - 1))
+
+    def _fits(self, request: Request, cached: list[int]) -> bool:
         """There is a place, and blocks beside those that the running ones will still take."""
-        needed = self.pool.blocks_for(request.sequence.num_tokens + 1)
+        needed = self.pool.blocks_for(request.sequence.num_tokens + 1) - len(cached)
+        free = self.pool.num_free - self.pool.num_cached_among(cached)
         return (
-            len(self.running) < self._max_sequences
-            and needed + self._promised_blocks() <= self.pool.num_free
+            len(self.running) < self._max_sequences and needed + self._promised_blocks() <= free
         )
+
+    def _start_behind(self, request: Request, cached: list[int]) -> None:
+        """Take the cached blocks as the request's own first ones."""
+        sequence = request.sequence
+        self.pool.share(cached)
+        sequence.block_table[:] = cached
+        sequence.num_computed = len(cached) * self.pool.block_size
+        if request.num_cached is None:  # not when it comes back after a preemption
+            request.num_cached = min(sequence.num_computed, sequence.prompt_len)
+            self.num_cached_tokens += request.num_cached
 
     def _promised_blocks(self) -> int:
         return sum(self._missing_blocks(request) for request in self.running)

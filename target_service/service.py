@@ -12,7 +12,7 @@ import grpc
 import structlog
 
 from outrider.engine.block_pool import BlockPool
-from outrider.engine.fingerprints import token_table_hash, weights_fingerprint
+from outrider.engine.fingerprints import token_table_hash
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import numerics_id, prepare_cpu
 from outrider.engine.runner import Runner
@@ -72,6 +72,7 @@ class TargetService:
                 max_sequences=settings.max_sequences,
                 step_tokens=settings.step_tokens,
                 max_waiting=settings.max_waiting,
+                prefix_cache=settings.prefix_cache,
             ),
             self._hub,
             Verifier(runner).run,
@@ -118,7 +119,7 @@ class TargetService:
             model_name=folder.name,
             instance_id=uuid.uuid4().hex,
             token_table_hash=token_table_hash(folder),
-            weights_fingerprint=weights_fingerprint(folder),
+            weights_fingerprint=model.weights_fingerprint,
             numerics_id=numerics_id(model),
         )
         log.info("model loaded", model=folder.name, kv_tokens=num_blocks * BLOCK_SIZE)
@@ -131,6 +132,7 @@ class TargetService:
             longest = min(longest, settings.max_model_len)
         return Limits(
             max_model_len=longest,
+            block_size=BLOCK_SIZE,
             max_draft_tokens=settings.max_draft_tokens,
             max_window=settings.max_window,
             draft_wait_s=settings.draft_wait_ms / 1000,

@@ -106,6 +106,7 @@ def _chunk(request: Request, piece: Piece, first_index: int) -> target_pb2.Token
         usage = sampling_pb2.Usage(
             prompt_tokens=request.sequence.prompt_len,
             completion_tokens=first_index + len(piece.tokens),
+            cached_prompt_tokens=request.num_cached or 0,
         )
         chunk.finish.CopyFrom(
             target_pb2.TokenFinish(reason=_REASONS[piece.reason], usage=usage, speculation=stats)

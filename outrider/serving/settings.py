@@ -59,6 +59,7 @@ class TargetSettings(_Checked):
     dtype: str = setting("float32", "Precision of weights and arithmetic: float32.")
     threads: int = setting(0, "Threads of a step. 0: one a core.", low=0)
     kv_tokens: int = setting(16384, "Tokens that the paged cache holds.", low=16)
+    prefix_cache: bool = setting(True, "Reuse keys and values of equal beginnings.")
     max_model_len: int = setting(0, "Longest sequence. 0: as the model says.", low=0)
     max_sequences: int = setting(32, "Most sequences in a step.", low=1)
     step_tokens: int = setting(512, "Most tokens in a step, drafts included.", low=16)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from outrider.engine.prefix import BlockChain
 from outrider.engine.sequence import Sequence
 from outrider.params import (
     GenerationParams,
@@ -96,6 +97,7 @@ def make_request(
         priority=priority,
         window=window,
         drafts=drafts,
+        chain=BlockChain(b"", 16),
         chooser=None,
     )
 
