@@ -36,7 +36,7 @@ def test_the_last_line_has_the_agreed_keys() -> None:
 
 
 def test_one_other_token_is_seen() -> None:
-    """A single difference in a single prompt makes the whole demo fail, and the table says where."""
+    """A single difference in a single prompt fails the whole demo, and the table says where."""
     runs = {"a": SAME, "b": OTHER}
     summary = demo.summary_of(runs)
     assert summary["same_tokens"] is False
