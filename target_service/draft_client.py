@@ -73,6 +73,7 @@ class DraftClient:
         self._dirty: OrderedDict[int, SequenceLink] = OrderedDict()
         self._wake_writer = asyncio.Event()
         self._asked: dict[int, float] = {}  # sequence id: since when, the oldest first
+        self._waited_in_vain = False
         self._next_id = 0
         self._was_ready = False
         self._task: asyncio.Task[None] | None = None
@@ -137,7 +138,13 @@ class DraftClient:
     def granted(self, sequence_id: int) -> int:
         """Drafts of this sequence that a step may hope for; this drafter's own limit counts."""
         link = self._links[sequence_id]
-        return link.window if self.responsive and not link.refused else 0
+        hopeless = link.refused or self._waited_in_vain or not self.responsive
+        return 0 if hopeless else link.window
+
+    def note_vain_wait(self) -> None:
+        """A step waited to its deadline. If nothing at all came since the drafter was asked, no
+        further step waits until something does: a drafter that is gone costs one wait."""
+        self._waited_in_vain = bool(self._asked)
 
     async def _keep_connected(self) -> None:
         low, high = _BACKOFF_S
@@ -218,6 +225,7 @@ class DraftClient:
     async def _read(self, stream: _Stream) -> None:
         while (response := await _read_one(stream)) is not None:
             self._asked.clear()
+            self._waited_in_vain = False
             self._take_in(response)
         code = await stream.code()
         if code is not grpc.StatusCode.OK:
@@ -299,6 +307,7 @@ class DraftClient:
         self._links.clear()
         self._dirty.clear()
         self._asked.clear()
+        self._waited_in_vain = False
         if self.state == "ready":
             self.state = "backoff"
         if lost:

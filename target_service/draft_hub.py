@@ -83,6 +83,11 @@ class DraftHub:
         client = sequence.client
         return 0 if client is None else client.granted(sequence.sequence_id)
 
+    def note_vain_wait(self, sequence: DraftedSequence) -> None:
+        """A step waited for drafts of this sequence to the end of its patience."""
+        if sequence.client is not None:
+            sequence.client.note_vain_wait()
+
     def _make_client(self, address: str, hello: draft_pb2.Hello) -> DraftClient:
         client = DraftClient(
             address,
