@@ -27,8 +27,10 @@ from target_service.draft_wire import next_frame
 log = structlog.get_logger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0
-_REFUSAL_S = 0.05
-"""A stream that is refused at open has mostly ended by then."""
+_LISTEN_S = (0.05, 1.0)
+"""How long to listen for a refusal before the first write, at first and when that was too short."""
+_HIDDEN_STATUS = "Internal error from Core"
+"""What grpc puts in the place of a stream's status when a write meets its end."""
 _SILENCE_S = 1.0
 """Asked for tokens this long ago and heard nothing: steps no longer wait for this drafter."""
 _BACKOFF_S = (0.25, 4.0)
@@ -76,6 +78,7 @@ class DraftClient:
         self._waited_in_vain = False
         self._next_id = 0
         self._was_ready = False
+        self._listen_s = _LISTEN_S[0]
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -156,7 +159,11 @@ class DraftClient:
                 await self._connected()
                 self.reason = "the drafter ended the stream"
             except (grpc.aio.AioRpcError, Incompatible, TimeoutError, ValueError) as error:
+                if _hides_status(error) and self._listen_s == _LISTEN_S[0]:
+                    self._listen_s = _LISTEN_S[1]
+                    continue
                 self._note_failure(error)
+            self._listen_s = _LISTEN_S[0]
             if self._was_ready:
                 backoff = low
             pause = backoff if self.state != "refused" else _REFUSED_BACKOFF_S
@@ -194,7 +201,7 @@ class DraftClient:
         reader = asyncio.create_task(_read_one(stream))
         try:
             # A write that meets a refusal hides its status, so a refusal may come first.
-            await asyncio.wait({reader}, timeout=_REFUSAL_S)
+            await asyncio.wait({reader}, timeout=self._listen_s)
             if not reader.done():
                 with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
                     await stream.write(draft_pb2.SpeculateRequest(hello=self._hello))
@@ -320,3 +327,7 @@ async def _read_one(stream: _Stream) -> draft_pb2.SpeculateResponse | None:
     if response is None:  # what grpc makes of bytes that it cannot parse
         raise ValueError("the drafter sent bytes that are no message")
     return response if isinstance(response, draft_pb2.SpeculateResponse) else None
+
+
+def _hides_status(error: Exception) -> bool:
+    return isinstance(error, grpc.aio.AioRpcError) and error.details() == _HIDDEN_STATUS

@@ -5,26 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from protos.outrider.v1 import draft_pb2
 from target_service.draft_client import DraftClient
-from target_service.draft_link import SequenceFacts
-from target_service.draft_tail import DraftTail
-
-
-@dataclass(eq=False, slots=True)
-class DraftedSequence:
-    """A sequence that wants drafts, wherever they come from."""
-
-    confirmed: list[int]
-    """Shared with the engine's sequence."""
-    tail: DraftTail
-    facts: SequenceFacts
-    window: int = 0
-    client: DraftClient | None = None
-    sequence_id: int = 0
-    """Its name on the client's stream."""
+from target_service.draft_link import DraftedSequence
 
 
 class DraftHub:
