@@ -22,8 +22,7 @@ from outrider.params import (
 from outrider.serving.errors import InvalidRequest
 from outrider.serving.wire import sampling_from_proto, speculation_from_proto, stopping_from_proto
 from protos.outrider.v1 import target_pb2
-from target_service.draft_hub import DraftedSequence
-from target_service.draft_link import SequenceFacts
+from target_service.draft_link import DraftedSequence, SequenceFacts
 from target_service.draft_tail import DraftTail, DraftTotals
 from target_service.request import Output, Request
 from target_service.window import SequenceWindow, StepCost

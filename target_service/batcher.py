@@ -160,6 +160,8 @@ class Batcher:
             for request in expired:
                 if self._wishes[request].wait_s > 0:
                     request.window.observe_latency(2 * self._wishes[request].wait_s)
+                    if request.drafts is not None:
+                        self._hub.note_vain_wait(request.drafts)
             served = {r for r in lacking - expired if not self._lacks_drafts(r)}
             for request in served:
                 request.window.observe_latency(now - self._confirmed_at.get(request, started))

@@ -27,8 +27,10 @@ from target_service.draft_wire import next_frame
 log = structlog.get_logger(__name__)
 
 _HELLO_TIMEOUT_S = 5.0
-_REFUSAL_S = 0.05
-"""A stream that is refused at open has mostly ended by then."""
+_LISTEN_S = (0.05, 1.0)
+"""How long to listen for a refusal before the first write, at first and when that was too short."""
+_HIDDEN_STATUS = "Internal error from Core"
+"""What grpc puts in the place of a stream's status when a write meets its end."""
 _SILENCE_S = 1.0
 """Asked for tokens this long ago and heard nothing: steps no longer wait for this drafter."""
 _BACKOFF_S = (0.25, 4.0)
@@ -73,8 +75,10 @@ class DraftClient:
         self._dirty: OrderedDict[int, SequenceLink] = OrderedDict()
         self._wake_writer = asyncio.Event()
         self._asked: dict[int, float] = {}  # sequence id: since when, the oldest first
+        self._waited_in_vain = False
         self._next_id = 0
         self._was_ready = False
+        self._listen_s = _LISTEN_S[0]
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -137,7 +141,13 @@ class DraftClient:
     def granted(self, sequence_id: int) -> int:
         """Drafts of this sequence that a step may hope for; this drafter's own limit counts."""
         link = self._links[sequence_id]
-        return link.window if self.responsive and not link.refused else 0
+        hopeless = link.refused or self._waited_in_vain or not self.responsive
+        return 0 if hopeless else link.window
+
+    def note_vain_wait(self) -> None:
+        """A step waited to its deadline. If nothing at all came since the drafter was asked, no
+        further step waits until something does: a drafter that is gone costs one wait."""
+        self._waited_in_vain = bool(self._asked)
 
     async def _keep_connected(self) -> None:
         low, high = _BACKOFF_S
@@ -149,7 +159,11 @@ class DraftClient:
                 await self._connected()
                 self.reason = "the drafter ended the stream"
             except (grpc.aio.AioRpcError, Incompatible, TimeoutError, ValueError) as error:
+                if _hides_status(error) and self._listen_s == _LISTEN_S[0]:
+                    self._listen_s = _LISTEN_S[1]
+                    continue
                 self._note_failure(error)
+            self._listen_s = _LISTEN_S[0]
             if self._was_ready:
                 backoff = low
             pause = backoff if self.state != "refused" else _REFUSED_BACKOFF_S
@@ -187,7 +201,7 @@ class DraftClient:
         reader = asyncio.create_task(_read_one(stream))
         try:
             # A write that meets a refusal hides its status, so a refusal may come first.
-            await asyncio.wait({reader}, timeout=_REFUSAL_S)
+            await asyncio.wait({reader}, timeout=self._listen_s)
             if not reader.done():
                 with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
                     await stream.write(draft_pb2.SpeculateRequest(hello=self._hello))
@@ -218,6 +232,7 @@ class DraftClient:
     async def _read(self, stream: _Stream) -> None:
         while (response := await _read_one(stream)) is not None:
             self._asked.clear()
+            self._waited_in_vain = False
             self._take_in(response)
         code = await stream.code()
         if code is not grpc.StatusCode.OK:
@@ -299,6 +314,7 @@ class DraftClient:
         self._links.clear()
         self._dirty.clear()
         self._asked.clear()
+        self._waited_in_vain = False
         if self.state == "ready":
             self.state = "backoff"
         if lost:
@@ -311,3 +327,7 @@ async def _read_one(stream: _Stream) -> draft_pb2.SpeculateResponse | None:
     if response is None:  # what grpc makes of bytes that it cannot parse
         raise ValueError("the drafter sent bytes that are no message")
     return response if isinstance(response, draft_pb2.SpeculateResponse) else None
+
+
+def _hides_status(error: Exception) -> bool:
+    return isinstance(error, grpc.aio.AioRpcError) and error.details() == _HIDDEN_STATUS

@@ -5,26 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from protos.outrider.v1 import draft_pb2
 from target_service.draft_client import DraftClient
-from target_service.draft_link import SequenceFacts
-from target_service.draft_tail import DraftTail
-
-
-@dataclass(eq=False, slots=True)
-class DraftedSequence:
-    """A sequence that wants drafts, wherever they come from."""
-
-    confirmed: list[int]
-    """Shared with the engine's sequence."""
-    tail: DraftTail
-    facts: SequenceFacts
-    window: int = 0
-    client: DraftClient | None = None
-    sequence_id: int = 0
-    """Its name on the client's stream."""
+from target_service.draft_link import DraftedSequence
 
 
 class DraftHub:
@@ -82,6 +66,11 @@ class DraftHub:
         """Drafts of this sequence that a step may hope for."""
         client = sequence.client
         return 0 if client is None else client.granted(sequence.sequence_id)
+
+    def note_vain_wait(self, sequence: DraftedSequence) -> None:
+        """A step waited for drafts of this sequence to the end of its patience."""
+        if sequence.client is not None:
+            sequence.client.note_vain_wait()
 
     def _make_client(self, address: str, hello: draft_pb2.Hello) -> DraftClient:
         client = DraftClient(

@@ -8,9 +8,13 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from outrider.params import SamplingParams, VerificationMode
 from target_service.draft_tail import DraftTail, Unused
+
+if TYPE_CHECKING:
+    from target_service.draft_client import DraftClient
 
 MAX_UPDATE_TOKENS = 8192
 """Most tokens of one update; a longer prefix continues in the next frame."""
@@ -28,6 +32,20 @@ class SequenceFacts:
     verification: VerificationMode
     min_tokens: int
     stop_token_ids: tuple[int, ...]
+
+
+@dataclass(eq=False, slots=True)
+class DraftedSequence:
+    """A sequence that wants drafts, wherever they come from."""
+
+    confirmed: list[int]
+    """Shared with the engine's sequence."""
+    tail: DraftTail
+    facts: SequenceFacts
+    window: int = 0
+    client: DraftClient | None = None
+    sequence_id: int = 0
+    """Its name on the client's stream."""
 
 
 @dataclass(frozen=True, slots=True)

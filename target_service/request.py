@@ -16,7 +16,7 @@ from outrider.params import GenerationParams
 from target_service.window import SequenceWindow
 
 if TYPE_CHECKING:
-    from target_service.draft_hub import DraftedSequence
+    from target_service.draft_link import DraftedSequence
 
 _arrivals = itertools.count()
 

@@ -21,8 +21,9 @@ _ROW_COST = 0.02
 """Cost of one more row of a step, relative to a step with one row, until it has been measured."""
 _MAX_JUMP = 2.0
 """A step counts as at most this many times what was expected of it."""
-_MISSES_TO_OFF = 4
-"""Rounds in a row without a usable draft after which a sequence stops asking."""
+_MISSES_TO_OFF = 8
+"""Rounds in a row without a usable draft after which a sequence stops asking. They cost little, as
+late drafts are not waited for, and the first drafts may take several steps to come."""
 _PROBE_AFTER_S = (0.5, 1.0, 2.0, 4.0)
 """Pause before each probe; the last one repeats."""
 _PROBE_TOKENS = 2

@@ -229,6 +229,8 @@ def verdict(summary: dict[str, bool | int | float]) -> str:
     """One sentence for people."""
     if not summary["same_tokens"]:
         return f"[red]The tokens differ.[/red] Both runs are in {OUT}/."
+    if not summary["drafted"]:
+        return f"[yellow]The same tokens, but no draft was used:[/yellow] see {OUT}/services.log."
     speed = summary["tokens_per_s_on"] / summary["tokens_per_s_off"]
     return f"The same tokens, {speed:.2f} times the speed. Both runs are in {OUT}/."
 

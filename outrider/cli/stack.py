@@ -27,6 +27,12 @@ from outrider.cli.options import to_flags
 START_TIMEOUT_S = 120.0
 # What a drain may take beyond the grace that the service itself has.
 STOP_MARGIN_S = 5.0
+# While a service loads, gRPC's own pauses between attempts would grow to many seconds.
+QUICK_RECONNECT = [
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 200),
+]
 STOP_ORDER = ("gateway", "target", "draft")
 
 LineSink = Callable[[str, str], None]
@@ -111,7 +117,8 @@ class Stack:
         stopping = stopping or threading.Event()
         deadline = time.monotonic() + timeout_s
         for service in services:
-            with grpc.insecure_channel(self.children[service].address) as channel:
+            address = self.children[service].address
+            with grpc.insecure_channel(address, options=QUICK_RECONNECT) as channel:
                 while not _serves(channel):
                     if stopping.wait(0.05):
                         return

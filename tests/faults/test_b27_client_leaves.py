@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import statistics
 import subprocess
 import sys
 import time
@@ -31,6 +30,7 @@ from tests.support.in_process import HOST, Target, running_target
 from tests.support.relay import Relay
 from tests.support.tiny_models import make_tiny_model
 from tests.support.token_streams import (
+    OFF,
     assert_counts_balance,
     greedy,
     quiet_status,
@@ -291,19 +291,21 @@ async def test_whoever_leaves_leaves_nothing_behind(way: str, model: Path) -> No
 
 
 async def _latency_s(server: Server) -> float:
-    """Median time of a short request, when nothing else runs."""
+    """Time of a short request when nothing else runs: the best of many, as other programs disturb
+    the rest; without drafts, whose number depends on the costs that the target has learned."""
     times = []
-    for _ in range(15):
+    for _ in range(40):
         started = time.monotonic()
-        await server.target.ids(greedy([9, 8, 7], 12))
+        await server.target.ids(greedy([9, 8, 7], 12, OFF))
         times.append(time.monotonic() - started)
-    return statistics.median(times)
+        await asyncio.sleep(0.02)
+    return min(times)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-async def test_sixty_requests_in_every_way_five_times_over(model: Path) -> None:
-    """60 requests of 2,000 tokens, ten a way of leaving, five times on one server: all is free
+async def test_seventy_requests_leave_five_times_over(model: Path) -> None:
+    """70 requests of 2,000 tokens, ten a way of leaving, five times on one server: all is free
     after each way, and a short request is then within 20 % of its time on the fresh server."""
     async with serving(model) as server:
         await _latency_s(server)  # warm

@@ -148,11 +148,11 @@ LATENESS: dict[str, Callable[[Known], Behaviour]] = {
 
 @pytest.mark.parametrize("lateness", LATENESS)
 async def test_late_replies_change_no_token(lateness: str, tiny_model: Path) -> None:
-    """However late the replies are, every stream gives the ids of a run without drafts, and each
-    proposed token is accounted for once."""
+    """However late the replies are, every stream gives the ids of a run without drafts, each
+    proposed token is accounted for once, and replies that keep their order never leave a gap."""
     async with bench(tiny_model, LATENESS[lateness], step_s=0.02) as at:
         await at.run(len(PROMPTS))
-        await at.check_counts()
+        assert "gap" not in await at.check_counts()
 
 
 OLD_REPLIES: dict[str, tuple[Callable[[Known], Behaviour], set[str]]] = {
@@ -238,7 +238,6 @@ async def test_a_slow_drafter_costs_little_speed(count: int, tiny_model: Path) -
         started = time.monotonic()
         drafted = await at.run(count)
         speeds = [stream.tokens_per_s(started + 3) for stream in drafted]
-        print(plain_speeds, speeds, await at.check_counts())
         for speed, plain_speed in zip(speeds, plain_speeds, strict=True):
             assert speed >= 0.8 * plain_speed
         if count == 1:
@@ -264,7 +263,6 @@ async def test_now_and_then_late_replies_cost_little_speed(lateness: str, tiny_m
         started = time.monotonic()
         drafted = await at.run(4)
         speeds = [stream.tokens_per_s(started) for stream in drafted]
-        print(lateness, plain_speeds, speeds, await at.check_counts())
         for speed, plain_speed in zip(speeds, plain_speeds, strict=True):
             assert speed >= 0.8 * plain_speed
 
@@ -282,6 +280,4 @@ async def test_a_slow_sequence_holds_nobody_back_for_longer_than_the_deadline(
     ) as at:
         _, *quick = await at.run(len(PROMPTS))
         for stream in quick:
-            gaps = stream.gaps_after(0)
-            print(sorted(gaps)[-4:])
-            assert max(gaps) <= step_s + DEADLINE_S + noise_s
+            assert max(stream.gaps_after(0)) <= step_s + DEADLINE_S + noise_s

@@ -16,7 +16,7 @@ import json
 import os
 import signal
 import sys
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,6 +214,7 @@ class _ScriptedStream:
         self._finished: set[int] = set()
         self._held: dict[int, list[list[Any]]] = defaultdict(list)  # [updates to come, reply]
         self._due_s: dict[int, float] = defaultdict(float)
+        self._late: dict[int, deque[Reply]] = defaultdict(deque)
 
     async def read(self, requests: AsyncIterator[draft_pb2.SpeculateRequest]) -> None:
         """Take updates in until the target hangs up."""
@@ -266,12 +267,15 @@ class _ScriptedStream:
             self._held[sequence_id].append([reply.hold_updates, reply])
             return
         loop = asyncio.get_running_loop()
+        late = self._late[sequence_id]
         due_s = max(self._due_s[sequence_id], loop.time() + reply.delay_s)
         self._due_s[sequence_id] = due_s
-        if due_s <= loop.time():
+        if not late and due_s <= loop.time():
             self.outgoing.put_nowait(reply)
-        else:
-            loop.call_at(due_s, self.outgoing.put_nowait, reply)
+            return
+        # Timers of one moment fire in any order, so each one sends whatever is the oldest.
+        late.append(reply)
+        loop.call_at(due_s, lambda: self.outgoing.put_nowait(late.popleft()))
 
     def _release(self, sequence_id: int, *, everything: bool) -> None:
         held = self._held[sequence_id]

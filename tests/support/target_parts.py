@@ -14,8 +14,7 @@ from outrider.params import (
     StoppingParams,
     VerificationMode,
 )
-from target_service.draft_hub import DraftedSequence
-from target_service.draft_link import SequenceFacts
+from target_service.draft_link import DraftedSequence, SequenceFacts
 from target_service.draft_tail import DraftTail, DraftTotals
 from target_service.request import Output, Piece, Reason, Request, Token
 from target_service.window import SequenceWindow, StepCost

@@ -15,7 +15,8 @@ import pytest
 from outrider.serving.channel import server_options
 from protos.outrider.v1 import draft_pb2
 from target_service.draft_client import DraftClient
-from target_service.draft_hub import DraftedSequence, DraftHub
+from target_service.draft_hub import DraftHub
+from target_service.draft_link import DraftedSequence
 from target_service.draft_tail import DraftTail, DraftTotals, Unused
 from tests.support.draft_scripts import JUNK, Behaviour, Drafting, Empty, Going, Junk, Mute, Perfect
 from tests.support.draft_stream import make_hello
@@ -170,20 +171,14 @@ async def test_the_status_of_a_stream_refused_at_open_is_recorded(code):
 
 async def test_an_absent_drafter_is_tried_with_growing_pauses_and_found():
     """Few attempts while it is away; soon after it has come it is used."""
-    drafter = ScriptedDrafter(honest())
-    await drafter.start()
-    await drafter.stop()
-    async with connect(drafter.address) as (client, watched):
+    async with ScriptedDrafter(honest()) as drafter, connect(drafter.address) as (client, watched):
+        await drafter.stop()
         await watched.until(lambda: client.state == "backoff")
         assert "UNAVAILABLE" in client.reason
         await asyncio.sleep(1.0)
         assert client.connect_attempts <= 5
         await drafter.start()
-        try:
-            await watched.until(lambda: client.ready)
-        finally:
-            await client.stop()
-            await drafter.stop()
+        await watched.until(lambda: client.ready)
 
 
 async def test_a_drafter_that_never_says_hello_is_not_waited_for_for_ever():
@@ -198,9 +193,7 @@ async def test_a_drafter_that_never_says_hello_is_not_waited_for_for_ever():
 
 async def test_a_restarted_drafter_gets_the_whole_prefix_again():
     """A lost stream costs drafts and nothing else; what was in the tail counts as lost."""
-    drafter = ScriptedDrafter(honest())
-    await drafter.start()
-    async with hub_to(drafter.address) as world:
+    async with ScriptedDrafter(honest()) as drafter, hub_to(drafter.address) as world:
         await world.ready()
         world.open()
         assert await world.drafts() == OUTPUT[:4]
@@ -214,7 +207,6 @@ async def test_a_restarted_drafter_gets_the_whole_prefix_again():
         await drafter.start()
         await world.ready()
         assert await world.drafts() == OUTPUT[6:10]
-        await drafter.stop()
     (update, *_) = drafter.record.of(drafter.record.sequence_ids(stream=1)[0], stream=1)
     assert list(update.tokens) == PROMPT + OUTPUT[:6]
     assert drafter.record.problems == []
@@ -222,9 +214,7 @@ async def test_a_restarted_drafter_gets_the_whole_prefix_again():
 
 async def test_sequences_move_to_another_drafter():
     """When one dies the other takes over, with the prefix so far and a new epoch."""
-    async with ScriptedDrafter(honest()) as second:
-        first = ScriptedDrafter(honest())
-        await first.start()
+    async with ScriptedDrafter(honest()) as first, ScriptedDrafter(honest()) as second:
         async with hub_to(first.address, second.address) as world:
             await world.until(lambda: all(client.ready for client in world.hub.clients))
             world.open()

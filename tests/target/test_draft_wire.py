@@ -8,9 +8,10 @@ from collections import OrderedDict, defaultdict
 import pytest
 
 from outrider.params import SamplingParams
+from outrider.serving.handshake import MAX_FRAME_BYTES
 from target_service.draft_link import MAX_UPDATE_TOKENS, SequenceLink
 from target_service.draft_tail import DraftTail, DraftTotals
-from target_service.draft_wire import MAX_FRAME_BYTES, next_frame
+from target_service.draft_wire import next_frame
 from tests.support.target_parts import make_facts
 
 HUGE_SETTINGS = SamplingParams(logit_bias=tuple((2**27 + n, -1.5) for n in range(1024)))
