@@ -13,6 +13,7 @@ import structlog
 
 from outrider.engine.block_pool import BlockPool
 from outrider.engine.fingerprints import token_table_hash
+from outrider.engine.memory import PoolSize, block_bytes, free_host_bytes
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import numerics_id, prepare_cpu
 from outrider.engine.runner import Runner
@@ -58,10 +59,9 @@ class TargetService:
         if settings.dtype != "float32":
             raise ValueError(f"dtype must be float32 in this version, got {settings.dtype}")
         folder = resolve(settings.model)
-        num_blocks = settings.kv_tokens // BLOCK_SIZE
-        runner, identity = await self._device.run(lambda: self._load(folder, num_blocks))
-        model = runner.model.config
-        limits = self._limits(model.max_model_len)
+        runner, identity = await self._device.run(lambda: self._load(folder))
+        model, num_blocks = runner.model.config, runner.cache.num_blocks
+        limits = self._limits(model.max_model_len, num_blocks)
         cost, drafts = StepCost(), DraftTotals()
         wake, arrived = asyncio.Event(), asyncio.Event()
         hello = self._hello(identity, model.vocab_size, limits)
@@ -111,9 +111,15 @@ class TargetService:
             await self._hub.stop()
         self._device.close()
 
-    def _load(self, folder: Path, num_blocks: int) -> tuple[Runner, Identity]:
-        prepare_cpu(self._settings.threads or os.cpu_count() or 1)
+    def _load(self, folder: Path) -> tuple[Runner, Identity]:
+        settings = self._settings
+        prepare_cpu(settings.threads or os.cpu_count() or 1)
         model = LlamaModel.load(folder)
+        size = PoolSize(
+            settings.kv_tokens, settings.kv_blocks, settings.kv_bytes, settings.kv_fraction
+        )
+        each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
+        num_blocks = size.num_blocks(each, BLOCK_SIZE, free_host_bytes())
         runner = Runner(model, num_blocks, BLOCK_SIZE)
         identity = Identity(
             model_name=folder.name,
@@ -122,12 +128,17 @@ class TargetService:
             weights_fingerprint=model.weights_fingerprint,
             numerics_id=numerics_id(model),
         )
-        log.info("model loaded", model=folder.name, kv_tokens=num_blocks * BLOCK_SIZE)
+        log.info(
+            "model loaded",
+            model=folder.name,
+            kv_tokens=num_blocks * BLOCK_SIZE,
+            kv_mib=round(num_blocks * each / 2**20),
+        )
         return runner, identity
 
-    def _limits(self, model_len: int) -> Limits:
+    def _limits(self, model_len: int, num_blocks: int) -> Limits:
         settings = self._settings
-        longest = min(model_len, settings.kv_tokens // BLOCK_SIZE * BLOCK_SIZE)
+        longest = min(model_len, num_blocks * BLOCK_SIZE)
         if settings.max_model_len:
             longest = min(longest, settings.max_model_len)
         return Limits(

@@ -58,7 +58,12 @@ class TargetSettings(_Checked):
     model: str = setting("smollm2-135m-instruct", "Model name or folder.")
     dtype: str = setting("float32", "Precision of weights and arithmetic: float32.")
     threads: int = setting(0, "Threads of a step. 0: one a core.", low=0)
-    kv_tokens: int = setting(16384, "Tokens that the paged cache holds.", low=16)
+    kv_tokens: int = setting(0, "Tokens that the paged cache holds. All four 0: 16384.", low=0)
+    kv_blocks: int = setting(0, "Its size in blocks of 16 tokens instead.", low=0)
+    kv_bytes: int = setting(0, "Its size in bytes instead.", low=0)
+    kv_fraction: float = setting(
+        0.0, "Its share of the memory that is free once the model is loaded instead.", low=0, high=1
+    )
     prefix_cache: bool = setting(True, "Reuse keys and values of equal beginnings.")
     max_model_len: int = setting(0, "Longest sequence. 0: as the model says.", low=0)
     max_sequences: int = setting(32, "Most sequences in a step.", low=1)
