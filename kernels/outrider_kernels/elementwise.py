@@ -11,7 +11,7 @@ import torch
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x * x) + eps) * weight over the last dimension; x [rows, hidden]."""
+    """x / sqrt(mean(x * x) + eps) * weight over the last dimension; x [rows, ..., width]."""
     mean_square = x.square().mean(-1, keepdim=True)
     return (x / mean_square.add_(eps).sqrt_()).mul_(weight)
 

@@ -10,12 +10,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM")
+ARCHITECTURES = (
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+)
+FORMATS = "float32, float16 and bfloat16 safetensors, and GGUF files"
+"""What a refused checkpoint could be replaced by."""
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 Json = dict[str, Any]
 
 
-class ModelError(Exception):
+class ModelError(ValueError):
     """The folder is not a model that can be run here; the message says why and names the file."""
 
 
@@ -48,15 +56,12 @@ class ModelConfig:
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
+    query_key_norms: bool
+    """Each head's query and key is normalised before it is rotated."""
     tied_head: bool
     """The output projection is the embedding table."""
     eos_token_ids: tuple[int, ...]
     """Sorted; from generation_config.json if it names any, else from config.json."""
-
-    def kv_bytes_per_block(self, block_size: int, *, bytes_per_value: int = 4) -> int:
-        """Size of one block of the cache, keys and values of all layers."""
-        values = self.num_layers * self.num_kv_heads * self.head_dim * block_size
-        return 2 * values * bytes_per_value
 
     @staticmethod
     def load(folder: Path) -> ModelConfig:
@@ -67,9 +72,7 @@ class ModelConfig:
             return _parse(raw, read_json(generation) if generation.exists() else {})
         except KeyError as error:
             raise ModelError(f"{folder / 'config.json'}: {error} is missing") from error
-        except (TypeError, ValueError, ZeroDivisionError) as error:
-            raise ModelError(f"{folder / 'config.json'}: {error}") from error
-        except ModelError as error:
+        except (TypeError, ValueError, ZeroDivisionError) as error:  # a ModelError too
             raise ModelError(f"{folder / 'config.json'}: {error}") from error
 
 
@@ -91,7 +94,9 @@ def _parse(raw: Json, generation: Json) -> ModelConfig:
     architecture = _check_supported(raw)
     hidden_size, num_heads = int(raw["hidden_size"]), int(raw["num_attention_heads"])
     num_kv_heads = int(raw.get("num_key_value_heads") or num_heads)
-    head_dim = int(raw.get("head_dim") or hidden_size // num_heads)
+    query_key_norms = architecture == "Qwen3ForCausalLM"
+    default_head_dim = 128 if query_key_norms else hidden_size // num_heads
+    head_dim = int(raw.get("head_dim") or default_head_dim)
     if num_heads % num_kv_heads or head_dim % 2:
         raise ModelError(
             f"{num_heads} heads of {head_dim} do not divide among {num_kv_heads} key/value heads"
@@ -110,6 +115,7 @@ def _parse(raw: Json, generation: Json) -> ModelConfig:
         rms_norm_eps=float(raw.get("rms_norm_eps", 1e-6)),
         rope_theta=rope_theta,
         rope_scaling=rope_scaling,
+        query_key_norms=query_key_norms,
         tied_head=bool(raw.get("tie_word_embeddings", False)),
         eos_token_ids=_token_ids(generation.get("eos_token_id"))
         or _token_ids(raw.get("eos_token_id")),
@@ -120,13 +126,15 @@ def _check_supported(raw: Json) -> str:
     """The architecture's name; ModelError for anything that would be computed wrongly."""
     names = raw.get("architectures") or [f"model_type {raw.get('model_type')!r}"]
     architecture = str(names[0])
+    if any(raw.get(key) for key in _EXPERT_KEYS):
+        raise ModelError(f"{architecture} is a mixture of experts, which is not supported")
     if architecture not in ARCHITECTURES:
         raise ModelError(
             f"architecture {architecture} is not supported, only {', '.join(ARCHITECTURES)}"
         )
-    if raw.get("quantization_config"):
-        method = raw["quantization_config"].get("quant_method", "unknown")
-        raise ModelError(f"quantised checkpoints are not supported (quant_method {method})")
+    if quantization := raw.get("quantization_config"):
+        method = str(quantization.get("quant_method", "unknown")).upper()
+        raise ModelError(f"{method} checkpoints are not supported, only {FORMATS}")
     activation = raw.get("hidden_act", "silu")
     if activation != "silu":
         raise ModelError(f"activation {activation} is not supported, only silu")
@@ -134,9 +142,11 @@ def _check_supported(raw: Json) -> str:
         raise ModelError("partial_rotary_factor is not supported")
     if "sliding_attention" in (raw.get("layer_types") or ()):
         raise ModelError("sliding-window layers are not supported")
-    # Qwen2 writes a window's size even where it is switched off; Mistral's counts if it is there.
-    window = raw.get("sliding_window")
-    switched_on = raw.get("use_sliding_window", architecture == "MistralForCausalLM")
+    # Qwen writes a window's size even where it is switched off. Mistral has no switch, and a
+    # window of 4096 unless its file says otherwise.
+    is_mistral = architecture == "MistralForCausalLM"
+    window = raw.get("sliding_window", 4096 if is_mistral else None)
+    switched_on = raw.get("use_sliding_window", is_mistral)
     if window is not None and switched_on and window < int(raw["max_position_embeddings"]):
         raise ModelError(f"a sliding window of {window} tokens is not supported")
     return architecture

@@ -1,4 +1,4 @@
-"""The decoder: Llama's shape, which SmolLM2, Mistral and Qwen2 share, in one forward.
+"""The decoder: Llama's shape, which SmolLM2, Mistral and Qwen share, in one forward.
 
 It sees flat rows of tokens and never asks which sequence or phase they belong to; attention alone
 knows about paging, through the plan that comes with each step.
@@ -7,7 +7,6 @@ knows about paging, through the plan that comes with each step.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import torch
 from outrider.engine.config import ModelConfig, ModelError
 from outrider.engine.fingerprints import weights_fingerprint
 from outrider.engine.kv_cache import KVCache
+from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
 from outrider.engine.numerics import choose_row_plan
 from outrider.engine.weights import load_weights
 from outrider_kernels.attention import AttentionPlan
@@ -34,26 +34,6 @@ class StepInput:
     attention: AttentionPlan
 
 
-@dataclass(frozen=True, slots=True)
-class Projection:
-    """A matrix, applied as x @ weight + bias."""
-
-    weight: torch.Tensor  # [in, out]
-    bias: torch.Tensor | None = None  # [out]
-
-
-@dataclass(frozen=True, slots=True)
-class Layer:
-    """One decoder layer. Projections that read the same input are one matrix."""
-
-    attention_norm: torch.Tensor  # [hidden]
-    qkv: Projection  # queries, then keys, then values
-    attention_out: Projection
-    mlp_norm: torch.Tensor  # [hidden]
-    gate_up: Projection  # gate, then up
-    down: Projection
-
-
 class LlamaModel:
     """Weights and how to apply them."""
 
@@ -69,9 +49,9 @@ class LlamaModel:
         self.config = config
         self.weights_fingerprint = weights_fingerprint
         self.dtype = torch.float32
-        reader = _TensorReader(tensors)
+        reader = TensorReader(tensors)
         self._embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
-        self._layers = [_read_layer(reader, config, i) for i in range(config.num_layers)]
+        self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
         self._final_norm = reader.take("model.norm.weight", config.hidden_size)
         if config.tied_head:
             tensors.pop("lm_head.weight", None)  # some checkpoints store the table twice
@@ -136,7 +116,10 @@ class LlamaModel:
         num_rotated = config.num_heads + config.num_kv_heads
         qkv = ops.linear(normed, layer.qkv.weight, layer.qkv.bias)
         qkv = qkv.view(num_rows, -1, config.head_dim)
-        rotated = ops.rotary(qkv[:, :num_rotated], cos, signed_sin)
+        queries_keys = qkv[:, :num_rotated]
+        if layer.query_key_norm is not None:
+            queries_keys = ops.rms_norm(queries_keys, layer.query_key_norm, config.rms_norm_eps)
+        rotated = ops.rotary(queries_keys, cos, signed_sin)
         k_cache, v_cache = cache.keys[index], cache.values[index]
         k, v = rotated[:, config.num_heads :], qkv[:, num_rotated:]
         ops.write_kv(k, v, k_cache, v_cache, step.slots)
@@ -150,59 +133,6 @@ class LlamaModel:
         layer = self._layers[0]
         projections = (layer.qkv, layer.attention_out, layer.gate_up, layer.down, self._head)
         return list({p.weight.shape: p.weight for p in projections}.values())
-
-
-class _TensorReader:
-    """Takes named tensors out of a checkpoint and checks that all fit and none is left."""
-
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    def take(self, name: str, num_out: int) -> torch.Tensor:
-        """The tensor, whose first dimension must be num_out."""
-        tensor = self._tensors.pop(name, None)
-        if tensor is None:
-            raise ModelError(f"the checkpoint has no tensor {name}")
-        if tensor.shape[0] != num_out:
-            raise ModelError(f"{name} is {list(tensor.shape)}, expected {num_out} rows")
-        return tensor.contiguous()
-
-    def projection(self, prefix: str, num_outs: Mapping[str, int]) -> Projection:
-        """The named matrices one below the other, with biases where the checkpoint has them."""
-        weights, biases = [], []
-        for name, num_out in num_outs.items():
-            weights.append(self.take(f"{prefix}.{name}.weight", num_out))
-            bias = self._tensors.pop(f"{prefix}.{name}.bias", None)
-            biases.append(torch.zeros(num_out) if bias is None else bias)
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        has_bias = any(bias.any() for bias in biases)
-        return Projection(weight.t().contiguous(), torch.cat(biases) if has_bias else None)
-
-    def require_empty(self) -> None:
-        """Raise ModelError if a tensor was not used: the model would be computed wrongly."""
-        left = [name for name in self._tensors if not name.endswith("rotary_emb.inv_freq")]
-        if left:
-            raise ModelError(
-                f"tensors of the checkpoint that this decoder does not use: {left[:5]}"
-            )
-
-
-def _read_layer(reader: _TensorReader, config: ModelConfig, index: int) -> Layer:
-    """One layer's tensors by their names in the checkpoint."""
-    prefix = f"model.layers.{index}"
-    q_size = config.num_heads * config.head_dim
-    kv_size = config.num_kv_heads * config.head_dim
-    hidden, inner = config.hidden_size, config.intermediate_size
-    return Layer(
-        attention_norm=reader.take(f"{prefix}.input_layernorm.weight", hidden),
-        qkv=reader.projection(
-            f"{prefix}.self_attn", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
-        ),
-        attention_out=reader.projection(f"{prefix}.self_attn", {"o_proj": hidden}),
-        mlp_norm=reader.take(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=reader.projection(f"{prefix}.mlp", {"gate_proj": inner, "up_proj": inner}),
-        down=reader.projection(f"{prefix}.mlp", {"down_proj": hidden}),
-    )
 
 
 def _rotary_tables(config: ModelConfig) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from outrider.engine.config import ModelError, read_json
+from outrider.engine.config import FORMATS, ModelError, read_json
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -45,6 +45,8 @@ def load_weights(folder: Path, dtype: torch.dtype) -> dict[str, torch.Tensor]:
 def _to_float(path: Path, name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """The tensor in dtype; integers would be a quantised format."""
     if not tensor.is_floating_point() or tensor.element_size() < 2:
-        raise ModelError(f"{path}: {name} is {tensor.dtype}; quantised weights are not supported")
+        raise ModelError(
+            f"{path}: {name} is {tensor.dtype}; quantised weights are not supported, only {FORMATS}"
+        )
     # A copy: the file is mapped, and a process whose mapped weights change or vanish dies.
     return tensor.to(dtype, copy=True)

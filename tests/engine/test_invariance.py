@@ -51,6 +51,16 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return Runner(LlamaModel.load(folder), NUM_BLOCKS)
 
 
+@pytest.fixture(scope="module")
+def qwen3_runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """The same with norms of queries and keys, and heads of a width of their own."""
+    folder = make_tiny_model(
+        tmp_path_factory.mktemp("qwen3"), arch="qwen3", hidden_size=72, heads=9, kv_heads=3,
+        head_dim=40,
+    )  # fmt: skip
+    return Runner(LlamaModel.load(folder), NUM_BLOCKS)
+
+
 @pytest.fixture
 def restore_threads() -> Iterator[None]:
     """Put the number of threads back."""
@@ -104,6 +114,14 @@ def test_any_mix_gives_the_same_bits(runner: Runner, seed: int) -> None:
     """Company, chunks, drafts, block tables, threads and poisoned slots leave every bit alone."""
     rng = random.Random(seed)
     run_random_mix(runner, seed, [rng.randint(1, 150) for _ in range(rng.randint(1, 5))])
+
+
+@pytest.mark.usefixtures("restore_threads")
+@pytest.mark.parametrize("seed", range(3))
+def test_any_mix_gives_the_same_bits_with_head_norms(qwen3_runner: Runner, seed: int) -> None:
+    """The same with Qwen3's norms of queries and keys."""
+    rng = random.Random(seed)
+    run_random_mix(qwen3_runner, seed, [rng.randint(1, 150) for _ in range(rng.randint(1, 5))])
 
 
 @pytest.mark.usefixtures("restore_threads")

@@ -37,6 +37,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "mistral": {"arch": "mistral", "sliding_window": None, "head_dim": 24},
     "qwen2": {"arch": "qwen2", "hidden_size": 56, "heads": 7, "kv_heads": 1},
     "qwen2-untied": {"arch": "qwen2", "tied_head": False},
+    "qwen3": {"arch": "qwen3", "head_dim": 24},
+    "qwen3-untied-default-head": {"arch": "qwen3", "tied_head": False, "head_dim": 128},
+    "qwen3-biased": {"arch": "qwen3", "head_dim": 32, "attention_bias": True},
 }
 
 
@@ -97,7 +100,6 @@ def test_config_needs_no_torch_and_knows_eos(tmp_path: Path) -> None:
     assert ModelConfig.load(folder).eos_token_ids == (EOS_TOKEN_ID,)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 3]}))
     assert ModelConfig.load(folder).eos_token_ids == (3, 7)
-    assert ModelConfig.load(folder).kv_bytes_per_block(16) == 2 * 2 * 2 * 16 * 16 * 4
 
 
 @pytest.mark.parametrize(
@@ -105,10 +107,16 @@ def test_config_needs_no_torch_and_knows_eos(tmp_path: Path) -> None:
     [
         ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"architectures": None, "model_type": "bert"}, "bert"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "GPTQ checkpoints .* only .*GGUF"),
+        ({"quantization_config": {"quant_method": "awq"}}, "AWQ"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "FP8"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "COMPRESSED-TENSORS"),
+        ({"architectures": ["MixtralForCausalLM"], "num_local_experts": 8}, "mixture of experts"),
+        ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}, "Qwen3Moe.* mixture"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "yarn"),
         ({"rope_parameters": None, "rope_scaling": {"type": "dynamic", "factor": 2}}, "dynamic"),
+        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "longrope"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding"),
         ({"use_sliding_window": True, "sliding_window": 64}, "sliding window of 64"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding window of 64"),
@@ -140,6 +148,18 @@ def test_a_window_that_is_switched_off_is_fine(tmp_path: Path) -> None:
         assert ModelConfig.load(folder).architecture == "Qwen2ForCausalLM"
 
 
+def test_a_mistral_that_says_nothing_has_a_window(tmp_path: Path) -> None:
+    """transformers assumes 4096 tokens where the key is missing: a longer context is refused."""
+    folder = make_tiny_model(tmp_path, arch="mistral", sliding_window=None)
+    config = json.loads((folder / "config.json").read_text())
+    del config["sliding_window"]
+    (folder / "config.json").write_text(json.dumps(config))
+    assert ModelConfig.load(folder).max_model_len == 512
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 8192}))
+    with pytest.raises(ModelError, match="sliding window of 4096"):
+        ModelConfig.load(folder)
+
+
 def test_broken_folders_are_refused(tmp_path: Path) -> None:
     """No folder, no weights, half a file, missing and surplus tensors: a ModelError each."""
     from safetensors.torch import load_file, save_file
@@ -159,9 +179,10 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
     save_file({k: v for k, v in tensors.items() if k != "model.norm.weight"}, weights)
     with pytest.raises(ModelError, match=r"model\.norm\.weight"):
         LlamaModel.load(folder)
-    save_file({**tensors, "model.norm.weight": torch.ones(64, dtype=torch.int8)}, weights)
-    with pytest.raises(ModelError, match="quantised"):
-        LlamaModel.load(folder)
+    for dtype in (torch.int8, torch.float8_e4m3fn):
+        save_file({**tensors, "model.norm.weight": torch.ones(64).to(dtype)}, weights)
+        with pytest.raises(ModelError, match="quantised"):
+            LlamaModel.load(folder)
     weights.unlink()
     with pytest.raises(ModelError, match="safetensors"):
         LlamaModel.load(folder)
