@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from protos.outrider.v1 import sampling_pb2 as protos_dot_outrider_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/outrider/v1/inference.proto\x12\x0boutrider.v1\x1a!protos/outrider/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\xad\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12-\n\x08stopping\x18\x07 \x01(\x0b\x32\x1b.outrider.v1.StoppingParams\x12\x33\n\x0bspeculation\x18\x08 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x15\n\x08logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x10\n\x08priority\x18\x0c \x01(\x05\x42\x07\n\x05inputB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_n\"w\n\x10GenerateResponse\x12+\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.GenerateChunkH\x00\x12-\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.GenerateFinishH\x00\x42\x07\n\x05\x65vent\"Y\n\rGenerateChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.outrider.v1.GeneratedToken\"\xaf\x01\n\x0eGenerateFinish\x12\r\n\x05index\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x32\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\"\\\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x42\x07\n\x05input\"F\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"E\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x14\n\x0ckeep_special\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Model\"O\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x32\xbd\x02\n\tInference\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.outrider.v1.DetokenizeRequest\x1a\x1f.outrider.v1.DetokenizeResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"protos/outrider/v1/inference.proto\x12\x0boutrider.v1\x1a!protos/outrider/v1/sampling.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"2\n\x04\x43hat\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\"\xad\x03\n\x0fGenerateRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12*\n\ttoken_ids\x18\x04 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12!\n\x04\x63hat\x18\x05 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x12-\n\x08sampling\x18\x06 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12-\n\x08stopping\x18\x07 \x01(\x0b\x32\x1b.outrider.v1.StoppingParams\x12\x33\n\x0bspeculation\x18\x08 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParams\x12\x15\n\x08logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1c\n\x0fprompt_logprobs\x18\n \x01(\rH\x02\x88\x01\x01\x12\x0e\n\x01n\x18\x0b \x01(\rH\x03\x88\x01\x01\x12\x10\n\x08priority\x18\x0c \x01(\x05\x42\x07\n\x05inputB\x0b\n\t_logprobsB\x12\n\x10_prompt_logprobsB\x04\n\x02_n\"w\n\x10GenerateResponse\x12+\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x1a.outrider.v1.GenerateChunkH\x00\x12-\n\x06\x66inish\x18\x02 \x01(\x0b\x32\x1b.outrider.v1.GenerateFinishH\x00\x42\x07\n\x05\x65vent\"\x8a\x01\n\rGenerateChunk\x12\r\n\x05index\x18\x01 \x01(\r\x12\x0c\n\x04text\x18\x02 \x01(\t\x12+\n\x06tokens\x18\x03 \x03(\x0b\x32\x1b.outrider.v1.GeneratedToken\x12/\n\rprompt_tokens\x18\x04 \x03(\x0b\x32\x18.outrider.v1.PromptToken\"\xaf\x01\n\x0eGenerateFinish\x12\r\n\x05index\x18\x01 \x01(\r\x12)\n\x06reason\x18\x02 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12!\n\x05usage\x18\x03 \x01(\x0b\x32\x12.outrider.v1.Usage\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x32\n\x0bspeculation\x18\x05 \x01(\x0b\x32\x1d.outrider.v1.SpeculationStats\"\\\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0e\n\x04text\x18\x02 \x01(\tH\x00\x12!\n\x04\x63hat\x18\x03 \x01(\x0b\x32\x11.outrider.v1.ChatH\x00\x42\x07\n\x05input\"F\n\x10TokenizeResponse\x12\x0b\n\x03ids\x18\x01 \x03(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\t\x12\x15\n\rmax_model_len\x18\x03 \x01(\r\"E\n\x11\x44\x65tokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03ids\x18\x02 \x03(\r\x12\x14\n\x0ckeep_special\x18\x03 \x01(\x08\"\"\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Model\"O\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\r\n\x05ready\x18\x04 \x01(\x08\x32\xbd\x02\n\tInference\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12G\n\x08Tokenize\x12\x1c.outrider.v1.TokenizeRequest\x1a\x1d.outrider.v1.TokenizeResponse\x12M\n\nDetokenize\x12\x1e.outrider.v1.DetokenizeRequest\x1a\x1f.outrider.v1.DetokenizeResponse\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,24 +42,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GENERATEREQUEST']._serialized_end=639
   _globals['_GENERATERESPONSE']._serialized_start=641
   _globals['_GENERATERESPONSE']._serialized_end=760
-  _globals['_GENERATECHUNK']._serialized_start=762
-  _globals['_GENERATECHUNK']._serialized_end=851
-  _globals['_GENERATEFINISH']._serialized_start=854
-  _globals['_GENERATEFINISH']._serialized_end=1029
-  _globals['_TOKENIZEREQUEST']._serialized_start=1031
-  _globals['_TOKENIZEREQUEST']._serialized_end=1123
-  _globals['_TOKENIZERESPONSE']._serialized_start=1125
-  _globals['_TOKENIZERESPONSE']._serialized_end=1195
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1197
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1266
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1268
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1302
-  _globals['_LISTMODELSREQUEST']._serialized_start=1304
-  _globals['_LISTMODELSREQUEST']._serialized_end=1323
-  _globals['_LISTMODELSRESPONSE']._serialized_start=1325
-  _globals['_LISTMODELSRESPONSE']._serialized_end=1381
-  _globals['_MODEL']._serialized_start=1383
-  _globals['_MODEL']._serialized_end=1462
-  _globals['_INFERENCE']._serialized_start=1465
-  _globals['_INFERENCE']._serialized_end=1782
+  _globals['_GENERATECHUNK']._serialized_start=763
+  _globals['_GENERATECHUNK']._serialized_end=901
+  _globals['_GENERATEFINISH']._serialized_start=904
+  _globals['_GENERATEFINISH']._serialized_end=1079
+  _globals['_TOKENIZEREQUEST']._serialized_start=1081
+  _globals['_TOKENIZEREQUEST']._serialized_end=1173
+  _globals['_TOKENIZERESPONSE']._serialized_start=1175
+  _globals['_TOKENIZERESPONSE']._serialized_end=1245
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1247
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1316
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1318
+  _globals['_DETOKENIZERESPONSE']._serialized_end=1352
+  _globals['_LISTMODELSREQUEST']._serialized_start=1354
+  _globals['_LISTMODELSREQUEST']._serialized_end=1373
+  _globals['_LISTMODELSRESPONSE']._serialized_start=1375
+  _globals['_LISTMODELSRESPONSE']._serialized_end=1431
+  _globals['_MODEL']._serialized_start=1433
+  _globals['_MODEL']._serialized_end=1512
+  _globals['_INFERENCE']._serialized_start=1515
+  _globals['_INFERENCE']._serialized_end=1832
 # @@protoc_insertion_point(module_scope)

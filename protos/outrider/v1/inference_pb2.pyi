@@ -64,14 +64,16 @@ class GenerateResponse(_message.Message):
     def __init__(self, chunk: _Optional[_Union[GenerateChunk, _Mapping]] = ..., finish: _Optional[_Union[GenerateFinish, _Mapping]] = ...) -> None: ...
 
 class GenerateChunk(_message.Message):
-    __slots__ = ("index", "text", "tokens")
+    __slots__ = ("index", "text", "tokens", "prompt_tokens")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     index: int
     text: str
     tokens: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.GeneratedToken]
-    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[_sampling_pb2.GeneratedToken, _Mapping]]] = ...) -> None: ...
+    prompt_tokens: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PromptToken]
+    def __init__(self, index: _Optional[int] = ..., text: _Optional[str] = ..., tokens: _Optional[_Iterable[_Union[_sampling_pb2.GeneratedToken, _Mapping]]] = ..., prompt_tokens: _Optional[_Iterable[_Union[_sampling_pb2.PromptToken, _Mapping]]] = ...) -> None: ...
 
 class GenerateFinish(_message.Message):
     __slots__ = ("index", "reason", "usage", "seed", "speculation")

@@ -130,6 +130,16 @@ class TopLogprob(_message.Message):
     logprob: float
     def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ...) -> None: ...
 
+class PromptToken(_message.Message):
+    __slots__ = ("id", "logprob", "top")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    LOGPROB_FIELD_NUMBER: _ClassVar[int]
+    TOP_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    logprob: float
+    top: _containers.RepeatedCompositeFieldContainer[TopLogprob]
+    def __init__(self, id: _Optional[int] = ..., logprob: _Optional[float] = ..., top: _Optional[_Iterable[_Union[TopLogprob, _Mapping]]] = ...) -> None: ...
+
 class GeneratedToken(_message.Message):
     __slots__ = ("id", "logprob", "top", "drafted")
     ID_FIELD_NUMBER: _ClassVar[int]
