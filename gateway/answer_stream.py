@@ -1,6 +1,6 @@
-"""A target's chunks to the client's messages, for one choice.
+"""A target's chunks to the client's messages, choice by choice.
 
-Checks that no token is lost or doubled on the way, ends the choice at a stop string wherever the
+Checks that no token is lost or doubled on the way, ends a choice at a stop string wherever the
 target was by then, and keeps usage and draft statistics to what was delivered.
 """
 
@@ -14,26 +14,60 @@ from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import sampling_pb2, target_pb2
 
 
+class ChoiceStreams:
+    """The messages of all choices of one request."""
+
+    def __init__(self, answers: Sequence[Answer], num_prompt_tokens: int, seed: int) -> None:
+        self._streams = [
+            # The prompt is shared, so it counts once.
+            AnswerStream(answer, num_prompt_tokens if index == 0 else 0, seed, index)
+            for index, answer in enumerate(answers)
+        ]
+
+    @property
+    def finished(self) -> bool:
+        """Every choice has its finish message."""
+        return all(stream.finished for stream in self._streams)
+
+    @property
+    def stopped_here(self) -> bool:
+        """The target goes on with some choice: it does not know of the stop."""
+        return any(stream.stopped_here for stream in self._streams)
+
+    def push(self, chunk: target_pb2.TokenChunk) -> list[pb.GenerateResponse]:
+        """The messages that follow from a chunk. Raises EngineFailed if it does not fit."""
+        if chunk.index >= len(self._streams):
+            raise EngineFailed(f"the target sent choice {chunk.index} of {len(self._streams)}")
+        return self._streams[chunk.index].push(chunk)
+
+
 class AnswerStream:
     """The messages of one choice."""
 
-    def __init__(self, answer: Answer, num_prompt_tokens: int, seed: int) -> None:
+    def __init__(self, answer: Answer, num_prompt_tokens: int, seed: int, index: int = 0) -> None:
+        """`seed` counts unless the target says that this choice has another one."""
         self._answer = answer
         self._num_prompt_tokens = num_prompt_tokens
         self._seed = seed
+        self._index = index
         self._drafts = DeliveredDrafts()
         self.finished = False
         """The finish message was made."""
         self.stopped_here = False
-        """By a stop string: the target does not know yet."""
+        """By a stop string, and the target does not know yet."""
 
     def push(self, chunk: target_pb2.TokenChunk) -> list[pb.GenerateResponse]:
         """The messages that follow from a chunk. Raises EngineFailed if it does not fit."""
-        if chunk.index != 0 or chunk.first_index != self._answer.num_tokens:
+        if self.stopped_here:
+            self.stopped_here = not chunk.HasField("finish")
+            return []  # made before the target could know
+        if chunk.index != self._index or chunk.first_index != self._answer.num_tokens:
             raise EngineFailed(
                 f"the target sent token {chunk.first_index} of choice {chunk.index} when token "
-                f"{self._answer.num_tokens} of choice 0 was next"
+                f"{self._answer.num_tokens} of choice {self._index} was next"
             )
+        if chunk.HasField("seed"):
+            self._seed = chunk.seed
         piece = self._answer.push([token.id for token in chunk.tokens])
         text, stopped = piece.text, piece.stopped
         if chunk.HasField("finish") and not stopped:
@@ -42,8 +76,11 @@ class AnswerStream:
         responses = []
         tokens = chunk.tokens[: piece.num_tokens]
         self._drafts.add(tokens)
-        if tokens or text:
-            responses.append(pb.GenerateResponse(chunk=pb.GenerateChunk(text=text, tokens=tokens)))
+        if tokens or text or chunk.prompt_tokens:
+            message = pb.GenerateChunk(
+                index=self._index, text=text, tokens=tokens, prompt_tokens=chunk.prompt_tokens
+            )
+            responses.append(pb.GenerateResponse(chunk=message))
         if stopped or chunk.HasField("finish"):
             responses.append(self._finish(chunk, stopped))
         return responses
@@ -60,6 +97,7 @@ class AnswerStream:
             cached_prompt_tokens=chunk.finish.usage.cached_prompt_tokens,
         )
         finish = pb.GenerateFinish(
+            index=self._index,
             reason=sampling_pb2.FINISH_REASON_STOP if stopped else chunk.finish.reason,
             usage=usage,
             seed=self._seed,

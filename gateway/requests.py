@@ -57,7 +57,6 @@ def check_generate(
     request: pb.GenerateRequest, *, vocab_size: int, max_prompt_bytes: int
 ) -> CheckedRequest:
     """Raises InvalidRequest or InvalidParam. The prompt's length in tokens is not known yet."""
-    _refuse_missing_features(request)
     sampling = wire.sampling_from_proto(request.sampling)
     if not request.sampling.HasField("seed"):
         sampling = replace(sampling, seed=secrets.randbits(64))
@@ -67,11 +66,13 @@ def check_generate(
     speculation = wire.speculation_from_proto(request.speculation)
     if speculation.verification is VerificationMode.REJECTION:
         raise InvalidRequest("speculation.verification", "REJECTION is not supported yet")
+    answer = wire.answer_from_proto(request)
+    answer.validate()
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     return CheckedRequest(
         request_id=check_request_id(request.request_id),
         prompt=check_prompt(request, vocab_size=vocab_size, max_prompt_bytes=max_prompt_bytes),
-        params=GenerationParams(sampling, stopping, speculation),
+        params=GenerationParams(sampling, stopping, speculation, answer),
         priority=request.priority,
     )
 
@@ -134,14 +135,6 @@ def fit_stopping(
             f"{num_prompt_tokens}, got {stopping.min_tokens}",
         )
     return replace(stopping, max_tokens=min(stopping.max_tokens or room, room))
-
-
-def _refuse_missing_features(request: pb.GenerateRequest) -> None:
-    if request.HasField("n") and request.n != 1:
-        raise InvalidRequest("n", f"only 1 is supported yet, got {request.n}")
-    for field in ("logprobs", "prompt_logprobs"):
-        if request.HasField(field):
-            raise InvalidRequest(field, "not supported yet; leave it unset")
 
 
 def _check_chat(chat: pb.Chat, max_prompt_bytes: int) -> Messages:

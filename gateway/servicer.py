@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gateway.answer import Answer
-from gateway.answer_stream import AnswerStream
+from gateway.answer_stream import ChoiceStreams
 from gateway.record import RequestRecord
 from gateway.requests import Prompt, check_generate, check_ids, check_prompt, fit_stopping
 from gateway.target_client import TargetPool, to_token_request
@@ -70,7 +70,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     async def Generate(
         self, request: pb.GenerateRequest, context: _Context
     ) -> AsyncIterator[pb.GenerateResponse]:
-        """Streams one answer."""
+        """Streams one answer, or several side by side."""
         with self._admit(), RequestRecord() as record:
             self._check_model(request.model)
             checked = check_generate(
@@ -90,8 +90,11 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             call = link.generate(token_request, context.time_remaining())
             # A cancelled handler may be stuck in a yield; this runs all the same.
             context.add_done_callback(lambda _: call.cancel())
-            answer = Answer(self._tokenizer.detokenizer(), stopping, info.eos_token_ids)
-            stream = AnswerStream(answer, len(prompt_ids), checked.params.sampling.seed)
+            answers = [
+                Answer(self._tokenizer.detokenizer(), stopping, info.eos_token_ids)
+                for _ in range(checked.params.answer.n)
+            ]
+            stream = ChoiceStreams(answers, len(prompt_ids), checked.params.sampling.seed)
             try:
                 async with contextlib.aclosing(call.chunks()) as chunks:
                     async for chunk in chunks:

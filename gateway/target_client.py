@@ -212,7 +212,7 @@ def to_token_request(
     checked: CheckedRequest, prompt_ids: Sequence[int], stopping: StoppingParams
 ) -> pb.TokenRequest:
     """What a target sees of a request: ids and settings, no text and no stop strings."""
-    speculation = checked.params.speculation
+    speculation, answer = checked.params.speculation, checked.params.answer
     return pb.TokenRequest(
         request_id=checked.request_id,
         token_ids=prompt_ids,
@@ -228,6 +228,9 @@ def to_token_request(
             max_draft_tokens=speculation.max_draft_tokens,
             verification=wire.verification_to_proto(speculation.verification),
         ),
+        logprobs=answer.logprobs,
+        prompt_logprobs=answer.prompt_logprobs,
+        n=answer.n,
         priority=checked.priority,
     )
 

@@ -16,6 +16,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_STRING_CHARS = 512
 MAX_STOP_TOKEN_IDS = 64
 MAX_REQUEST_ID_BYTES = 128
+MAX_LOGPROBS = 20
+MAX_CHOICES = 16
 
 
 class InvalidParam(ValueError):
@@ -174,9 +176,29 @@ def check_token_id(field: str, token_id: int, vocab_size: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerParams:
+    """What comes back beside the tokens of one text."""
+
+    logprobs: int | None = None
+    """Log-probability of each token and of this many alternatives; None: none."""
+    prompt_logprobs: int | None = None
+    """The same for the prompt's tokens."""
+    n: int = 1
+    """Texts behind the same prompt, each with a seed of its own."""
+
+    def validate(self) -> None:
+        """Raise InvalidParam for the first value outside its limits."""
+        for name, value in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if value is not None:
+                check_range(name, value, 0, MAX_LOGPROBS)
+        check_range("n", self.n, 1, MAX_CHOICES)
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationParams:
-    """All three, as one request holds them."""
+    """All of them, as one request holds them."""
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
     stopping: StoppingParams = field(default_factory=StoppingParams)
     speculation: SpeculationParams = field(default_factory=SpeculationParams)
+    answer: AnswerParams = field(default_factory=AnswerParams)

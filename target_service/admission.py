@@ -5,8 +5,7 @@ Knows the protocol and the engine's limits, and nothing of running requests.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from outrider.engine.config import ModelConfig
 from outrider.engine.prefix import BlockChain
@@ -20,7 +19,13 @@ from outrider.params import (
     check_token_id,
 )
 from outrider.serving.errors import InvalidRequest
-from outrider.serving.wire import sampling_from_proto, speculation_from_proto, stopping_from_proto
+from outrider.serving.wire import (
+    answer_from_proto,
+    sampling_from_proto,
+    speculation_from_proto,
+    stopping_from_proto,
+)
+from outrider_kernels.noise import child_seed
 from protos.outrider.v1 import target_pb2
 from target_service.draft_link import DraftedSequence, SequenceFacts
 from target_service.draft_tail import DraftTail, DraftTotals
@@ -56,16 +61,19 @@ class Door:
 
     def check(self, message: target_pb2.TokenRequest) -> GenerationParams:
         """The request's settings. Raises InvalidParam or InvalidRequest naming the field."""
-        _refuse_unsupported(message)
         params = GenerationParams(
             sampling_from_proto(message.sampling),
             stopping_from_proto(message.stopping),
             speculation_from_proto(message.speculation),
+            answer_from_proto(message),
         )
         vocab_size = self._model.vocab_size
         params.sampling.validate(vocab_size)
         params.stopping.validate(vocab_size)
         params.speculation.validate(self._limits.max_draft_tokens)
+        params.answer.validate()
+        if params.answer.n > 1 and message.resumed_token_ids:
+            raise InvalidRequest("n", "must be 1 when resumed_token_ids are given")
         if params.stopping.stop:
             raise InvalidRequest("stopping.stop", "stop strings are the gateway's work")
         if params.speculation.verification is VerificationMode.REJECTION:
@@ -81,12 +89,28 @@ class Door:
         return params
 
     def admit(
+        self, message: target_pb2.TokenRequest, params: GenerationParams, output: Output
+    ) -> list[Request]:
+        """The request's choices, which can be run as they are."""
+        choices = [self._choice(message, params, output)]
+        for index in range(1, params.answer.n):
+            seed = child_seed(params.sampling.seed, index)
+            own = replace(
+                params,
+                sampling=replace(params.sampling, seed=seed),
+                answer=replace(params.answer, prompt_logprobs=None),
+            )
+            choices.append(self._choice(message, own, output, index, after=choices[0]))
+        return choices
+
+    def _choice(
         self,
         message: target_pb2.TokenRequest,
         params: GenerationParams,
-        make_output: Callable[[], Output],
+        output: Output,
+        index: int = 0,
+        after: Request | None = None,
     ) -> Request:
-        """A request that can be run as it is."""
         sequence = Sequence(
             [*message.token_ids, *message.resumed_token_ids], len(message.token_ids)
         )
@@ -107,10 +131,12 @@ class Door:
             request_id=message.request_id,
             sequence=sequence,
             params=params,
-            output=make_output(),
+            output=output,
             max_len=max_len,
             stop_ids=stop_ids,
             priority=message.priority,
+            index=index,
+            after=after,
             window=window,
             drafts=None,
             chain=BlockChain(message.cache_salt, self._limits.block_size),
@@ -153,12 +179,3 @@ class Door:
         cap = message.stopping.max_tokens if message.stopping.HasField("max_tokens") else None
         if cap is not None and cap <= len(message.resumed_token_ids):
             raise InvalidRequest("stopping.max_tokens", f"{cap} tokens were generated already")
-
-
-def _refuse_unsupported(message: target_pb2.TokenRequest) -> None:
-    """Refuse by name what this version does not do, rather than doing something else."""
-    for name in ("logprobs", "prompt_logprobs"):
-        if message.HasField(name):
-            raise InvalidRequest(name, "is not supported yet")
-    if message.HasField("n") and message.n != 1:
-        raise InvalidRequest("n", f"must be 1, more choices are not supported yet, got {message.n}")

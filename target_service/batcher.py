@@ -19,7 +19,14 @@ from outrider.engine.batch import Batch
 from outrider.serving.device import DeviceThread
 from outrider.serving.errors import EngineFailed, Overloaded, Unavailable
 from target_service.draft_hub import DraftHub
-from target_service.request import Piece, Reason, Request, SpeculationCounts, Token
+from target_service.request import (
+    Piece,
+    PromptToken,
+    Reason,
+    Request,
+    SpeculationCounts,
+    Token,
+)
 from target_service.scheduler import Plan, Planned, Scheduler
 from target_service.verifier import Verdict
 from target_service.window import NO_DRAFTS, Round, StepCost, Wish
@@ -96,20 +103,21 @@ class Batcher:
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self._fail(request, Unavailable("the target is shutting down"))
 
-    def submit(self, request: Request) -> None:
-        """Admit a request. Raises Unavailable or Overloaded, and then has changed nothing."""
+    def submit(self, *requests: Request) -> None:
+        """Admit the choices of a request: all, or none and Unavailable or Overloaded is raised."""
         if self.dead_reason:
             raise EngineFailed(f"the engine is dead: {self.dead_reason}")
         if self.draining:
             raise Unavailable("the target is shutting down")
-        if not self.scheduler.has_room:
-            self.totals.refused += 1
+        if not self.scheduler.has_room_for(len(requests)):
+            self.totals.refused += len(requests)
             waiting = len(self.scheduler.waiting)
             raise Overloaded(f"{waiting} requests are waiting already", _RETRY_AFTER_S)
-        self.totals.started += 1
-        self.scheduler.add(request)
-        if request.drafts is not None:
-            self._hub.open(request.drafts)
+        self.totals.started += len(requests)
+        for request in requests:
+            self.scheduler.add(request)
+            if request.drafts is not None:
+                self._hub.open(request.drafts)
         self._wake.set()
 
     def nudge(self) -> None:
@@ -240,11 +248,15 @@ class Batcher:
         if request.ended:
             return
         sequence = request.sequence
-        if verdict is None:
+        if verdict is not None:
+            request.num_scored += len(verdict.prompt)
+        if verdict is None or not verdict.tokens:
             self.totals.prefilled_tokens += end - sequence.num_computed
             self.scheduler.commit(request, end)
             if request.drafts is not None:
                 request.drafts.tail.advance(0, 0)
+            if verdict is not None and verdict.prompt:
+                self._deliver(request, [], None, verdict.prompt)
             return
         self.totals.prefilled_tokens += max(0, sequence.num_pending - 1)
         tokens, reason = self._cut(request, verdict.tokens)
@@ -257,12 +269,21 @@ class Batcher:
             counts.add_round(drafted, accepted)
         self.totals.generated_tokens += len(tokens)
         self._advance_drafts(request, drafted, accepted, len(tokens))
-        made = [Token(token, drafted=i < accepted) for i, token in enumerate(tokens)]
+        scores = verdict.logprobs
+        made = [
+            Token(token, drafted=i < accepted, logprobs=scores[i] if scores else None)
+            for i, token in enumerate(tokens)
+        ]
         if reason is not None:
             self.totals.finished += 1
             self._end(request)
         # After the end, so that the last piece counts the drafts that it left unused.
-        request.output.put(Piece(made, reason, request.speculation()))
+        self._deliver(request, made, reason, verdict.prompt)
+
+    def _deliver(
+        self, request: Request, made: list[Token], reason: Reason | None, prompt: list[PromptToken]
+    ) -> None:
+        request.output.put(Piece(made, reason, request.speculation(), request.index, prompt))
 
     def _cut(self, request: Request, tokens: list[int]) -> tuple[list[int], Reason | None]:
         """The tokens up to the end, and why; a stop on the last allowed token is a stop."""

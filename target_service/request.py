@@ -29,11 +29,31 @@ class Reason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Logprobs:
+    """What the model thinks of one token: its raw log-softmax, before any setting."""
+
+    value: float
+    top: tuple[tuple[int, float], ...]
+    """The likeliest (token id, log-probability), best first."""
+
+
+@dataclass(frozen=True, slots=True)
 class Token:
     """One generated token."""
 
     id: int
     drafted: bool
+    logprobs: Logprobs | None = None
+    """Set when they were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class PromptToken:
+    """One token of the prompt."""
+
+    id: int
+    logprobs: Logprobs | None
+    """None for the first, before which there is nothing."""
 
 
 @dataclass(slots=True)
@@ -79,6 +99,10 @@ class Piece:
     tokens: list[Token]
     reason: Reason | None
     speculation: SpeculationSnapshot
+    index: int = 0
+    """Which choice of the request."""
+    prompt: list[PromptToken] = field(default_factory=list)
+    """The next tokens of the prompt, when their log-probabilities were asked for."""
 
 
 class Output(Protocol):
@@ -113,10 +137,16 @@ class Request:
     """Names of its full blocks, for the prefix cache."""
     chooser: object
     """An engine TokenChooser; only the device thread looks inside."""
+    index: int = 0
+    """Which choice of the caller's request."""
+    after: Request | None = None
+    """The choice whose prompt this one shares."""
     arrival: int = field(default_factory=lambda: next(_arrivals))
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
     num_cached: int | None = None
     """Prompt tokens that came from the prefix cache, known once it has run."""
+    num_scored: int = 0
+    """Prompt tokens whose log-probabilities were delivered."""
     ended: bool = False
 
     @property
@@ -125,9 +155,26 @@ class Request:
         return self.sequence.num_generated
 
     @property
+    def may_start(self) -> bool:
+        """The prompt that it shares is computed, or will not be."""
+        return self.after is None or self.after.ended or self.after.num_generated > 0
+
+    @property
     def room_for_drafts(self) -> int:
         """Drafts that can still matter: the last token is always the target's own."""
         return max(0, self.max_len - self.sequence.num_tokens - 1)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Log-probabilities of prompt tokens are still wanted."""
+        wanted = self.params.answer.prompt_logprobs is not None
+        return wanted and self.num_scored < self.sequence.prompt_len
+
+    @property
+    def num_cacheable(self) -> int:
+        """How many of its first tokens may come from the prefix cache, which holds no logits."""
+        last = self.num_scored if self.scores_prompt else self.sequence.num_tokens
+        return max(0, last - 1)
 
     def speculation(self) -> SpeculationSnapshot:
         """What drafts have done so far."""

@@ -23,6 +23,8 @@ class Planned:
 
     request: Request
     drafts: list[int]
+    num_prompt_rows: int = 0
+    """Of the rows of logits, the first ones, which only say what the prompt's tokens are worth."""
 
 
 @dataclass(slots=True)
@@ -59,11 +61,10 @@ class Scheduler:
         self._step_tokens = step_tokens
         self._max_waiting = max_waiting
 
-    @property
-    def has_room(self) -> bool:
-        """Another request may join the waiting line."""
+    def has_room_for(self, num_requests: int) -> bool:
+        """That many more may join the waiting line."""
         present = len(self.waiting) + len(self.running)
-        return present < self._max_waiting + self._max_sequences
+        return present + num_requests <= self._max_waiting + self._max_sequences
 
     @property
     def has_work(self) -> bool:
@@ -126,7 +127,7 @@ class Scheduler:
 
     def _admit(self) -> None:
         while True:
-            able = [request for request in self.waiting if not request.output.full]
+            able = [each for each in self.waiting if each.may_start and not each.output.full]
             if not able:
                 return
             request = min(able, key=lambda each: (-each.priority, each.arrival))
@@ -145,15 +146,13 @@ class Scheduler:
         if not self._prefix_cache:
             return []
         sequence = request.sequence
-        return self.pool.find(request.chain.names(sequence.token_ids, sequence.num_tokens - 1))
+        return self.pool.find(request.chain.names(sequence.token_ids, request.num_cacheable))
 
     def _fits(self, request: Request, cached: list[int]) -> bool:
         """There is a place, and blocks beside those that the running ones will still take."""
         needed = self.pool.blocks_for(request.sequence.num_tokens + 1) - len(cached)
         free = self.pool.num_free - self.pool.num_cached_among(cached)
-        return (
-            len(self.running) < self._max_sequences and needed + self._promised_blocks() <= free
-        )
+        return len(self.running) < self._max_sequences and needed + self._promised_blocks() <= free
 
     def _start_behind(self, request: Request, cached: list[int]) -> None:
         """Take the cached blocks as the request's own first ones."""
@@ -185,14 +184,16 @@ class Scheduler:
         if not self._extend(request, end + len(drafts), plan):
             return 0
         tokens = pending + drafts
-        plan.shares.append(Planned(request, drafts))
+        num_choosing = 1 + len(drafts) if ends_prefix else 0
+        num_prompt_rows = len(pending) - ends_prefix if request.scores_prompt else 0
+        plan.shares.append(Planned(request, drafts, num_prompt_rows))
         plan.batch.items.append(
             BatchItem(
                 token_ids=tokens,
                 start=start,
                 # A copy: a cancelled request gives its blocks back while the step still runs.
                 block_table=list(sequence.block_table),
-                num_logits=1 + len(drafts) if ends_prefix else 0,
+                num_logits=num_prompt_rows + num_choosing,
             )
         )
         return len(tokens)

@@ -12,7 +12,15 @@ from outrider.serving.errors import OutriderError
 from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 from target_service.admission import Door
 from target_service.batcher import Batcher
-from target_service.request import Piece, Reason, Request
+from target_service.request import (
+    Logprobs,
+    Piece,
+    PromptToken,
+    Reason,
+    Request,
+    SpeculationSnapshot,
+    Token,
+)
 from target_service.status import StatusReporter
 from target_service.stream import TokenStream
 
@@ -51,30 +59,28 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             self._stream_tokens,
             self._stall_s,
             on_drained=self._batcher.nudge,
-            on_stall=lambda: self._batcher.stall(admitted),
+            on_stall=lambda: self._stall(choices),
         )
-        admitted = self._door.admit(request, params, lambda: stream)
-        first_index = admitted.num_generated
+        choices = self._door.admit(request, params, stream)
+        delivery = _Delivery(choices)
         started = time.monotonic()
-        self._batcher.submit(admitted)
+        self._batcher.submit(*choices)
         # The handler of a cancelled call may be suspended in a yield; this is told in any case.
-        context.add_done_callback(lambda _: self._batcher.cancel(admitted))
+        context.add_done_callback(lambda _: self._cancel(choices))
         outcome = "cancelled"
         try:
-            while True:
+            while delivery.num_open:
                 piece = await stream.get()
-                yield _chunk(admitted, piece, first_index)
-                first_index += len(piece.tokens)
-                if piece.reason is not None:
+                yield delivery.chunk(piece)
+                if piece.reason is not None and not delivery.num_open:
                     outcome = piece.reason.value
-                    return
         except OutriderError as error:
             outcome = error.code.name.lower()
             raise
         finally:
-            self._batcher.cancel(admitted)
+            self._cancel(choices)
             stream.close()
-            _log_request(admitted, outcome, time.monotonic() - started)
+            _log_request(choices, outcome, time.monotonic() - started)
 
     async def GetStatus(
         self, request: target_pb2.TargetGetStatusRequest, context: Any
@@ -82,10 +88,57 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         """What the target is and does."""
         return self._status.report()
 
+    def _cancel(self, choices: list[Request]) -> None:
+        for choice in choices:
+            self._batcher.cancel(choice)
 
-def _chunk(request: Request, piece: Piece, first_index: int) -> target_pb2.TokenChunk:
-    counts = piece.speculation
-    stats = sampling_pb2.SpeculationStats(
+    def _stall(self, choices: list[Request]) -> None:
+        for choice in choices:
+            self._batcher.stall(choice)
+
+
+class _Delivery:
+    """The pieces of all choices as the chunks of one stream."""
+
+    def __init__(self, choices: list[Request]) -> None:
+        self._choices = choices
+        self._next_index = [choice.num_generated for choice in choices]
+        self._unseen = {choice.index for choice in choices}
+        self.num_open = len(choices)
+        """Choices that have not ended."""
+
+    def chunk(self, piece: Piece) -> target_pb2.TokenChunk:
+        """The chunk of a piece."""
+        index = piece.index
+        choice, first_index = self._choices[index], self._next_index[index]
+        self._next_index[index] += len(piece.tokens)
+        stats = _stats_to_proto(piece.speculation)
+        chunk = target_pb2.TokenChunk(
+            index=index,
+            first_index=first_index,
+            tokens=[_token_to_proto(token) for token in piece.tokens],
+            speculation=stats,
+            prompt_tokens=[_prompt_token_to_proto(token) for token in piece.prompt],
+        )
+        if index in self._unseen:
+            self._unseen.remove(index)
+            chunk.seed = choice.params.sampling.seed
+        if piece.reason is not None:
+            self.num_open -= 1
+            usage = sampling_pb2.Usage(completion_tokens=self._next_index[index])
+            if index == 0:
+                usage.prompt_tokens = choice.sequence.prompt_len
+                usage.cached_prompt_tokens = choice.num_cached or 0
+            chunk.finish.CopyFrom(
+                target_pb2.TokenFinish(
+                    reason=_REASONS[piece.reason], usage=usage, speculation=stats
+                )
+            )
+        return chunk
+
+
+def _stats_to_proto(counts: SpeculationSnapshot) -> sampling_pb2.SpeculationStats:
+    return sampling_pb2.SpeculationStats(
         rounds=counts.rounds,
         drafted=counts.drafted,
         accepted=counts.accepted,
@@ -93,36 +146,38 @@ def _chunk(request: Request, piece: Piece, first_index: int) -> target_pb2.Token
         unused=counts.unused,
         plain_steps=counts.plain_steps,
     )
-    chunk = target_pb2.TokenChunk(
-        index=0,
-        first_index=first_index,
-        tokens=[
-            sampling_pb2.GeneratedToken(id=token.id, drafted=token.drafted)
-            for token in piece.tokens
-        ],
-        speculation=stats,
-    )
-    if piece.reason is not None:
-        usage = sampling_pb2.Usage(
-            prompt_tokens=request.sequence.prompt_len,
-            completion_tokens=first_index + len(piece.tokens),
-            cached_prompt_tokens=request.num_cached or 0,
-        )
-        chunk.finish.CopyFrom(
-            target_pb2.TokenFinish(reason=_REASONS[piece.reason], usage=usage, speculation=stats)
-        )
-    return chunk
 
 
-def _log_request(request: Request, outcome: str, seconds: float) -> None:
+def _token_to_proto(token: Token) -> sampling_pb2.GeneratedToken:
+    message = sampling_pb2.GeneratedToken(id=token.id, drafted=token.drafted)
+    if token.logprobs is not None:
+        message.logprob = token.logprobs.value
+        message.top.extend(_top_to_proto(token.logprobs))
+    return message
+
+
+def _prompt_token_to_proto(token: PromptToken) -> sampling_pb2.PromptToken:
+    message = sampling_pb2.PromptToken(id=token.id)
+    if token.logprobs is not None:
+        message.logprob = token.logprobs.value
+        message.top.extend(_top_to_proto(token.logprobs))
+    return message
+
+
+def _top_to_proto(logprobs: Logprobs) -> list[sampling_pb2.TopLogprob]:
+    return [sampling_pb2.TopLogprob(id=i, logprob=value) for i, value in logprobs.top]
+
+
+def _log_request(choices: list[Request], outcome: str, seconds: float) -> None:
     log.info(
         "request",
-        request_id=request.request_id,
+        request_id=choices[0].request_id,
         outcome=outcome,
-        prompt_tokens=request.sequence.prompt_len,
-        generated_tokens=request.num_generated,
-        rounds=request.counts.rounds,
-        drafted=request.counts.drafted,
-        accepted=request.counts.accepted,
+        choices=len(choices),
+        prompt_tokens=choices[0].sequence.prompt_len,
+        generated_tokens=sum(choice.num_generated for choice in choices),
+        rounds=sum(choice.counts.rounds for choice in choices),
+        drafted=sum(choice.counts.drafted for choice in choices),
+        accepted=sum(choice.counts.accepted for choice in choices),
         seconds=round(seconds, 4),
     )

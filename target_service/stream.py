@@ -36,7 +36,7 @@ class TokenStream:
     def put(self, piece: Piece) -> None:
         """Add the tokens of a round."""
         self._pieces.append(piece)
-        self._num_tokens += len(piece.tokens)
+        self._num_tokens += len(piece.tokens) + len(piece.prompt)
         self._ready.set()
         if self._num_tokens >= self._max_tokens and not self.full:
             self.full = True
@@ -55,7 +55,7 @@ class TokenStream:
             self._ready.clear()
             await self._ready.wait()
         piece = self._pieces.popleft()
-        self._num_tokens -= len(piece.tokens)
+        self._num_tokens -= len(piece.tokens) + len(piece.prompt)
         # It goes on when it is half empty, so that a slow reader does not stop it at every token.
         if self.full and self._num_tokens <= self._max_tokens // 2:
             self.full = False

@@ -8,13 +8,15 @@ position alone. A draft stands while it equals that token; the first that differ
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
+from outrider.engine.batch import BatchItem
 from outrider.engine.runner import Runner
-from outrider.engine.sampling import TokenChooser
-from target_service.scheduler import Plan
+from outrider.engine.sampling import TokenChooser, logprobs
+from target_service.request import Logprobs, PromptToken
+from target_service.scheduler import Plan, Planned
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,12 @@ class Verdict:
     """What the target says after one round of one sequence."""
 
     tokens: list[int]
-    """The accepted drafts, then the recovered or bonus token."""
+    """The accepted drafts, then the recovered or bonus token; empty for a chunk of a prompt."""
     num_accepted: int
+    logprobs: list[Logprobs] = field(default_factory=list)
+    """One a token, when they were asked for."""
+    prompt: list[PromptToken] = field(default_factory=list)
+    """The next tokens of the prompt, when those were asked for."""
 
 
 class Verifier:
@@ -44,9 +50,56 @@ class Verifier:
             chooser = share.request.chooser
             assert isinstance(chooser, TokenChooser)
             rows = logits[row : row + item.num_logits]
-            verdicts.append(verify(rows, chooser, share.request.sequence.token_ids, share.drafts))
+            verdicts.append(judge(rows, chooser, share, item))
             row += item.num_logits
         return verdicts
+
+
+def judge(
+    logits: torch.Tensor,  # [num_logits of the item, vocab]
+    chooser: TokenChooser,
+    share: Planned,
+    item: BatchItem,
+) -> Verdict:
+    """All that is to be said of one share of a step."""
+    prompt = score_prompt(logits[: share.num_prompt_rows], share, item.start)
+    rows = logits[share.num_prompt_rows :]
+    if not len(rows):
+        return Verdict([], 0, prompt=prompt)
+    verdict = verify(rows, chooser, share.request.sequence.token_ids, share.drafts)
+    wanted = share.request.params.answer.logprobs
+    if wanted is None and not prompt:
+        return verdict
+    scores = [] if wanted is None else _score(rows, verdict.tokens, wanted)
+    return Verdict(verdict.tokens, verdict.num_accepted, scores, prompt)
+
+
+def score_prompt(
+    logits: torch.Tensor,  # [num_prompt_rows, vocab]
+    share: Planned,
+    start: int,
+) -> list[PromptToken]:
+    """The prompt's next tokens; the row of position i says what token i + 1 is worth."""
+    request = share.request
+    if not request.scores_prompt:
+        return []
+    sequence = request.sequence
+    wanted = request.params.answer.prompt_logprobs
+    assert wanted is not None
+    scored = [] if request.num_scored else [PromptToken(sequence.token_ids[0], None)]
+    first = max(request.num_scored, 1)
+    ids = sequence.token_ids[first : min(start + 1 + len(logits), sequence.prompt_len)]
+    scores = _score(logits[first - 1 - start :], ids, wanted)
+    return scored + [PromptToken(*each) for each in zip(ids, scores, strict=True)]
+
+
+def _score(
+    logits: torch.Tensor,  # [at least len(token_ids), vocab]
+    token_ids: Sequence[int],
+    num_top: int,
+) -> list[Logprobs]:
+    scores = [logprobs(row, token, num_top) for row, token in zip(logits, token_ids, strict=False)]
+    return [Logprobs(value, tuple(top)) for value, top in scores]
 
 
 def verify(

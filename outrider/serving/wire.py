@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from outrider.params import (
+    AnswerParams,
     InvalidParam,
     SamplingParams,
     SpeculationMode,
@@ -23,6 +26,33 @@ _VERIFICATIONS = {
     pb.SpeculationParams.VERIFICATION_EXACT_MATCH: VerificationMode.EXACT_MATCH,
     pb.SpeculationParams.VERIFICATION_REJECTION: VerificationMode.REJECTION,
 }
+
+
+class AnswerFields(Protocol):
+    """A request message of either level."""
+
+    @property
+    def logprobs(self) -> int:
+        """Optional."""
+
+    @property
+    def prompt_logprobs(self) -> int:
+        """Optional."""
+
+    @property
+    def n(self) -> int:
+        """Optional."""
+
+    def HasField(self, name: str) -> bool:
+        """Whether an optional field is set."""
+
+
+def answer_from_proto(message: AnswerFields) -> AnswerParams:
+    """Unset fields take the defaults of AnswerParams."""
+    names = ("logprobs", "prompt_logprobs", "n")
+    return AnswerParams(
+        **{name: getattr(message, name) for name in names if message.HasField(name)}
+    )
 
 
 def sampling_from_proto(message: pb.SamplingParams) -> SamplingParams:

@@ -64,10 +64,10 @@ INVALID = {
         pb.GenerateRequest(chat=pb.Chat(messages=[pb.ChatMessage(role="user")] * 4097)),
         "chat.messages",
     ),
-    "n": (pb.GenerateRequest(text="x", n=2), "n"),
+    "n": (pb.GenerateRequest(text="x", n=17), "n"),
     "n 0": (pb.GenerateRequest(text="x", n=0), "n"),
-    "logprobs": (pb.GenerateRequest(text="x", logprobs=0), "logprobs"),
-    "prompt_logprobs": (pb.GenerateRequest(text="x", prompt_logprobs=1), "prompt_logprobs"),
+    "logprobs": (pb.GenerateRequest(text="x", logprobs=21), "logprobs"),
+    "prompt_logprobs": (pb.GenerateRequest(text="x", prompt_logprobs=21), "prompt_logprobs"),
     "rejection": (
         pb.GenerateRequest(
             text="x", speculation=Speculation(verification=Speculation.VERIFICATION_REJECTION)

@@ -132,6 +132,15 @@ class Gateway:
             answer.add(response)
         return answer
 
+    async def ask_choices(self, request: pb.GenerateRequest, timeout_s: float = 10) -> list[Answer]:
+        """Read all choices of one answer to their ends."""
+        answers = [Answer() for _ in range(request.n)]
+        async for response in self.stub.Generate(request, timeout=timeout_s):
+            part = response.finish if response.HasField("finish") else response.chunk
+            answers[part.index].add(response)
+        assert all(answer.finish is not None for answer in answers)
+        return answers
+
     async def wait_health(self, serving_expected: bool, timeout_s: float = 5) -> None:
         """Return when the gateway's health is as expected."""
         states = health_pb2.HealthCheckResponse

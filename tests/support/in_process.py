@@ -10,7 +10,7 @@ import grpc
 
 from outrider.serving.server import listening
 from outrider.serving.settings import TargetSettings
-from protos.outrider.v1 import target_pb2, target_pb2_grpc
+from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 from target_service.service import TargetService
 
 HOST = "127.0.0.1"
@@ -34,25 +34,44 @@ class Target:
 
     async def answer(self, request: target_pb2.TokenRequest, timeout_s: float = 60) -> Answer:
         """One request to its end."""
-        ids: list[int] = []
-        finish = None
+        (answer,) = await self.choices(request, timeout_s)
+        return answer
+
+    async def choices(
+        self, request: target_pb2.TokenRequest, timeout_s: float = 60
+    ) -> list[Answer]:
+        """All choices of one request to their ends, by index."""
+        answers: dict[int, Answer] = {}
+        num_resumed = len(request.resumed_token_ids)
         async for chunk in self.stub.Generate(request, timeout=timeout_s):
-            assert finish is None, "a chunk after the end"
-            assert chunk.first_index == len(ids) + len(request.resumed_token_ids)
-            ids.extend(token.id for token in chunk.tokens)
+            assert chunk.HasField("seed") == (chunk.index not in answers)
+            answer = answers.setdefault(chunk.index, Answer(chunk.seed))
+            assert answer.finish is None, "a chunk after the end"
+            assert chunk.first_index == len(answer.tokens) + num_resumed
+            answer.tokens.extend(chunk.tokens)
+            answer.prompt_tokens.extend(chunk.prompt_tokens)
             if chunk.HasField("finish"):
-                finish = chunk.finish
-        assert finish is not None, "a stream without an end"
-        assert finish.usage.completion_tokens == len(ids) + len(request.resumed_token_ids)
-        return Answer(ids, finish)
+                answer.finish = chunk.finish
+        assert sorted(answers) == list(range(request.n or 1))
+        for answer in answers.values():
+            assert answer.finish is not None, "a stream without an end"
+            assert answer.finish.usage.completion_tokens == len(answer.tokens) + num_resumed
+        return [answers[index] for index in sorted(answers)]
 
 
 class Answer:
-    """The ids of a finished request and how it ended."""
+    """The tokens of a finished choice and how it ended."""
 
-    def __init__(self, ids: list[int], finish: target_pb2.TokenFinish) -> None:
-        self.ids = ids
-        self.finish = finish
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.tokens: list[sampling_pb2.GeneratedToken] = []
+        self.prompt_tokens: list[sampling_pb2.PromptToken] = []
+        self.finish: target_pb2.TokenFinish | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """The token ids."""
+        return [token.id for token in self.tokens]
 
     @property
     def speculation(self) -> target_pb2.TokenFinish:
