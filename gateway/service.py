@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import grpc
 import structlog
@@ -17,7 +16,7 @@ from gateway.servicer import InferenceServicer, ServedModel
 from gateway.target_client import TargetPool
 from gateway.tokenizer import ModelTokenizer
 from outrider.engine.fingerprints import token_table_hash
-from outrider.models.store import resolve
+from outrider.models.resolve import display_name, resolve
 from outrider.serving.logs import configure_logging
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
@@ -44,11 +43,11 @@ class GatewayService:
     async def start(self, set_healthy: Callable[[bool], None]) -> None:
         """Load the tokenizer and begin to look for the targets, which need not be up."""
         settings = self._settings
-        folder = resolve(settings.model)
         # On a thread, so that a signal ends the start at once.
+        folder = await asyncio.to_thread(resolve, settings.model, weights=False)
         tokenizer = await asyncio.to_thread(ModelTokenizer.load, folder)
         token_table = await asyncio.to_thread(token_table_hash, folder)
-        name = settings.served_name or model_name(settings.model)
+        name = settings.served_name or display_name(settings.model)
         self._targets = TargetPool(self._addresses, token_table, set_healthy)
         self._servicer = InferenceServicer(
             ServedModel(name, tokenizer),
@@ -76,11 +75,6 @@ class GatewayService:
             await self._targets.close()
         if self._servicer is not None:
             self._servicer.close()
-
-
-def model_name(name_or_folder: str) -> str:
-    """The name that clients see for a model given by name or folder."""
-    return Path(name_or_folder).expanduser().resolve().name or name_or_folder
 
 
 def run(settings: GatewaySettings) -> None:

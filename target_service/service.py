@@ -6,7 +6,6 @@ import asyncio
 import os
 import uuid
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import grpc
 import structlog
@@ -17,7 +16,7 @@ from outrider.engine.memory import PoolSize, block_bytes, free_host_bytes
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import numerics_id, prepare_cpu
 from outrider.engine.runner import Runner
-from outrider.models.store import resolve
+from outrider.models.resolve import display_name, resolve
 from outrider.serving.device import DeviceThread
 from outrider.serving.handshake import MAX_FRAME_BYTES, protocol_version
 from outrider.serving.logs import configure_logging
@@ -58,8 +57,7 @@ class TargetService:
         settings = self._settings
         if settings.dtype != "float32":
             raise ValueError(f"dtype must be float32 in this version, got {settings.dtype}")
-        folder = resolve(settings.model)
-        runner, identity = await self._device.run(lambda: self._load(folder))
+        runner, identity = await self._device.run(self._load)
         model, num_blocks = runner.model.config, runner.cache.num_blocks
         limits = self._limits(model.max_model_len, num_blocks)
         cost, drafts = StepCost(), DraftTotals()
@@ -111,8 +109,9 @@ class TargetService:
             await self._hub.stop()
         self._device.close()
 
-    def _load(self, folder: Path) -> tuple[Runner, Identity]:
+    def _load(self) -> tuple[Runner, Identity]:
         settings = self._settings
+        folder = resolve(settings.model)
         prepare_cpu(settings.threads or os.cpu_count() or 1)
         model = LlamaModel.load(folder)
         size = PoolSize(
@@ -122,7 +121,7 @@ class TargetService:
         num_blocks = size.num_blocks(each, BLOCK_SIZE, free_host_bytes())
         runner = Runner(model, num_blocks, BLOCK_SIZE)
         identity = Identity(
-            model_name=folder.name,
+            model_name=display_name(settings.model),
             instance_id=uuid.uuid4().hex,
             token_table_hash=token_table_hash(folder),
             weights_fingerprint=model.weights_fingerprint,
@@ -130,7 +129,7 @@ class TargetService:
         )
         log.info(
             "model loaded",
-            model=folder.name,
+            model=identity.model_name,
             kv_tokens=num_blocks * BLOCK_SIZE,
             kv_mib=round(num_blocks * each / 2**20),
         )

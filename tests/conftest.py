@@ -26,6 +26,6 @@ SMOLLM2 = "smollm2-135m-instruct"
 @pytest.fixture(scope="session")
 def smollm2_folder() -> Path:
     """The real model's folder; `make test` fetches it first."""
-    from outrider.models import store
+    from outrider.models.resolve import resolve
 
-    return store.resolve(SMOLLM2)
+    return resolve(SMOLLM2)

@@ -24,7 +24,7 @@ from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import prepare_cpu
 from outrider.engine.runner import Runner
 from outrider.engine.sampling import BadLogits, TokenChooser, logprobs
-from outrider.models.store import resolve
+from outrider.models.resolve import display_name, resolve
 from outrider.serving.device import DeviceThread
 from outrider.serving.settings import DraftSettings, SettingsError
 
@@ -156,7 +156,7 @@ def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
     identity = ProposerIdentity(
         proposer="model",
         max_len=min(model.config.max_model_len, num_blocks * BLOCK_SIZE),
-        model=folder.name,
+        model=display_name(settings.model),
         weights_fingerprint=weights_fingerprint(folder),
         token_table_hash=token_table_hash(folder),
         vocab_size=model.config.vocab_size,

