@@ -101,12 +101,19 @@ class SessionBook:
         if not session.closed and session.has_unsent:
             self._unsent.setdefault(session)
 
-    def next_unsent(self, max_tokens: int) -> tuple[Session, Unsent] | None:
-        """What the sequence whose turn it is has to say now, in at most that many tokens."""
+    def next_unsent(
+        self, max_tokens: int, max_with_probs: int = 1
+    ) -> tuple[Session, Unsent] | None:
+        """What the sequence whose turn it is has to say now, in at most that many tokens.
+
+        `max_with_probs` counts where each token has its distribution beside it.
+        """
         while self._unsent:
             session = next(iter(self._unsent))
             del self._unsent[session]
-            unsent = session.take_unsent(max_tokens)
+            unsent = session.take_unsent(
+                max_with_probs if session.opening.sends_probs else max_tokens
+            )
             if unsent is not None:
                 self.mark(session)
                 return session, unsent

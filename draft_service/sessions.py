@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from outrider.params import SamplingParams
+from outrider.engine.sparse_probs import SparseProbs
+from outrider.params import SamplingParams, VerificationMode
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,13 @@ class Opening:
     """Ids that end the sequence."""
     vocab_size: int = 0
     """Only ids below it may be proposed; 0: the target did not say."""
+    verification: VerificationMode = VerificationMode.EXACT_MATCH
+    """How the target checks drafts."""
+
+    @property
+    def sends_probs(self) -> bool:
+        """The target wants to know what each token was drawn from."""
+        return self.verification is VerificationMode.REJECTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,8 @@ class Unsent:
     """One a token, or empty when the proposer has none."""
     compute_s: float
     """Time spent on them."""
+    probs: list[SparseProbs] = field(default_factory=list)
+    """What each was drawn from; only where the target wants to know."""
 
 
 class Gap(Exception):
@@ -86,6 +96,7 @@ class Session:
         self.stable_len = 0
         """No token before this position has changed since the last `settle()`."""
         self._tail_logprobs: list[float] = []
+        self._tail_probs: list[SparseProbs] = []
         self._next_unsent = 0  # absolute position
         self._compute_s = 0.0
         self._dry_told = False
@@ -139,7 +150,7 @@ class Session:
         if agreed < len(tokens):
             self._replace_from(self.confirmed_len + agreed, tokens[agreed:])
         else:
-            del self._tail_logprobs[:agreed]
+            del self._tail_logprobs[:agreed], self._tail_probs[:agreed]
         self.confirmed_len += len(tokens)
         self._next_unsent = max(self._next_unsent, self.confirmed_len)
         self.window = update.window
@@ -149,9 +160,16 @@ class Session:
         self._dry_told = False
 
     def extend(
-        self, tokens: Sequence[int], logprobs: Sequence[float] = (), compute_s: float = 0.0
+        self,
+        tokens: Sequence[int],
+        logprobs: Sequence[float] = (),
+        compute_s: float = 0.0,
+        probs: Sequence[SparseProbs] = (),
     ) -> int:
-        """Append drafted tokens as far as they may go; returns how many were kept."""
+        """Append drafted tokens as far as they may go; returns how many were kept.
+
+        Without `probs` each of them is what the proposer would always have said.
+        """
         kept = 0
         while kept < len(tokens) and self.room > 0 and not self.tail_ended:
             token, position = tokens[kept], len(self.token_ids)
@@ -161,6 +179,8 @@ class Session:
             self.token_ids.append(token)
             if logprobs:
                 self._tail_logprobs.append(logprobs[kept])
+            if self.opening.sends_probs:
+                self._tail_probs.append(probs[kept] if probs else SparseProbs.certain(token))
             kept += 1
         self._compute_s += compute_s
         return kept
@@ -182,6 +202,7 @@ class Session:
             tokens=self.token_ids[start:end],
             logprobs=self._tail_logprobs[first : end - self.confirmed_len],
             compute_s=self._compute_s,
+            probs=self._tail_probs[first : end - self.confirmed_len],
         )
         self._next_unsent = end
         self._compute_s = 0.0
@@ -202,6 +223,7 @@ class Session:
         del self.token_ids[position:]
         self.token_ids.extend(tokens)
         self._tail_logprobs.clear()
+        self._tail_probs.clear()
         self._next_unsent = len(self.token_ids)
         self._compute_s = 0.0
 

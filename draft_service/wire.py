@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from draft_service.book import Gone, GoneReason, SessionBook
 from draft_service.sessions import Opening, Session, Unsent, Update
+from outrider.engine.sparse_probs import MAX_SPARSE_ENTRIES, SparseProbs
 from outrider.params import InvalidParam
 from outrider.serving.errors import InvalidRequest
 from outrider.serving.handshake import check_compatible
-from outrider.serving.wire import sampling_from_proto
+from outrider.serving.wire import sampling_from_proto, verification_from_proto
 from protos.outrider.v1 import draft_pb2, target_pb2
 
 _MIN_FRAME_BYTES = 4096  # smaller limits of a peer are not worth splitting one proposal for
 _PROPOSAL_BYTES = 64  # tags, lengths and the numbers of a proposal
 _TOKEN_BYTES = 9  # a varint of an id and a float
+_TOKEN_WITH_PROBS_BYTES = _TOKEN_BYTES + 12 + 9 * MAX_SPARSE_ENTRIES
 _GONE_BYTES = 24
 _MAX_WINDOW = 2**20  # anything above is a mistake, not a wish
 _MAX_UINT32 = 2**32 - 1
@@ -97,6 +99,7 @@ class UpdateReader:
         sampling = sampling_from_proto(message.sampling)
         try:
             sampling.validate(self._vocab_size)
+            verification = verification_from_proto("verification", message.verification)
         except InvalidParam as error:
             raise InvalidRequest(f"{field}.{error.field}", error.message) from error
         return Opening(
@@ -106,6 +109,7 @@ class UpdateReader:
             min_tokens=message.min_tokens,
             stop_token_ids=frozenset(message.stop_token_ids),
             vocab_size=self._vocab_size,
+            verification=verification,
         )
 
 
@@ -117,10 +121,14 @@ def next_frame(book: SessionBook, max_bytes: int, now_s: float) -> draft_pb2.Spe
     while room > _GONE_BYTES and (gone := book.next_gone()) is not None:
         frame.gone.append(_gone_to_proto(gone))
         room -= _GONE_BYTES
-    while room > _PROPOSAL_BYTES and (spoken := book.next_unsent(room // _TOKEN_BYTES)) is not None:
+    while room > _PROPOSAL_BYTES + _TOKEN_WITH_PROBS_BYTES:
+        spoken = book.next_unsent(room // _TOKEN_BYTES, room // _TOKEN_WITH_PROBS_BYTES)
+        if spoken is None:
+            break
         session, unsent = spoken
         frame.proposals.append(_proposal_to_proto(session, unsent, now_s))
-        room -= _PROPOSAL_BYTES + _TOKEN_BYTES * len(unsent.tokens)
+        token_bytes = _TOKEN_WITH_PROBS_BYTES if unsent.probs else _TOKEN_BYTES
+        room -= _PROPOSAL_BYTES + token_bytes * len(unsent.tokens)
     return frame
 
 
@@ -133,9 +141,14 @@ def _proposal_to_proto(session: Session, unsent: Unsent, now_s: float) -> draft_
         start=unsent.start,
         tokens=unsent.tokens,
         logprobs=unsent.logprobs,
+        sparse_probs=[_probs_to_proto(each) for each in unsent.probs],
         held_us=_microseconds(now_s - session.received_s),
         compute_us=_microseconds(unsent.compute_s),
     )
+
+
+def _probs_to_proto(probs: SparseProbs) -> draft_pb2.SparseProbs:
+    return draft_pb2.SparseProbs(ids=probs.ids, probs=probs.probs)
 
 
 def _gone_to_proto(gone: Gone) -> draft_pb2.SequenceGone:

@@ -15,7 +15,6 @@ from outrider.params import (
     MAX_REQUEST_ID_BYTES,
     GenerationParams,
     StoppingParams,
-    VerificationMode,
     check_range,
     check_token_id,
 )
@@ -64,8 +63,6 @@ def check_generate(
     stopping = wire.stopping_from_proto(request.stopping)
     stopping.validate(vocab_size)
     speculation = wire.speculation_from_proto(request.speculation)
-    if speculation.verification is VerificationMode.REJECTION:
-        raise InvalidRequest("speculation.verification", "REJECTION is not supported yet")
     answer = wire.answer_from_proto(request)
     answer.validate()
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)

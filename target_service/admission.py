@@ -76,8 +76,6 @@ class Door:
             raise InvalidRequest("n", "must be 1 when resumed_token_ids are given")
         if params.stopping.stop:
             raise InvalidRequest("stopping.stop", "stop strings are the gateway's work")
-        if params.speculation.verification is VerificationMode.REJECTION:
-            raise InvalidRequest("speculation.verification", "REJECTION is not supported yet")
         if not params.sampling.greedy and not message.sampling.HasField("seed"):
             raise InvalidRequest("sampling.seed", "must be set when temperature is above 0")
         check_range("priority", message.priority, -100, 100)
@@ -154,13 +152,20 @@ class Door:
 
     def _drafted(self, request: Request, partition: bytes) -> DraftedSequence:
         token_ids = request.sequence.token_ids
-        tail = DraftTail(token_ids, self._model.vocab_size, self._limits.max_window, self._totals)
+        verification = request.params.speculation.verification
+        tail = DraftTail(
+            token_ids,
+            self._model.vocab_size,
+            self._limits.max_window,
+            self._totals,
+            with_probs=verification is VerificationMode.REJECTION,
+        )
         facts = SequenceFacts(
             prompt_len=request.sequence.prompt_len,
             max_len=request.max_len,
             sampling=request.params.sampling,
             partition=partition,
-            verification=request.params.speculation.verification,
+            verification=verification,
             min_tokens=request.params.stopping.min_tokens,
             stop_token_ids=tuple(sorted(request.stop_ids)),
         )

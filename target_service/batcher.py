@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -201,9 +201,13 @@ class Batcher:
         return request.drafts.tail.tokens[: min(wish.k, request.room_for_drafts)]
 
     async def _step(self, plan: Plan) -> None:
-        for share in plan.shares:
+        for i, share in enumerate(plan.shares):
             if share.request.drafts is not None:
-                share.request.drafts.tail.begin_round(len(share.drafts))
+                tail = share.request.drafts.tail
+                tail.begin_round(len(share.drafts))
+                # A copy: the tail may lose its drafter while the step still runs.
+                probs = tuple(tail.probs[: len(share.drafts)])
+                plan.shares[i] = replace(share, draft_probs=probs)
         started = time.monotonic()
         try:
             verdicts = await self._device.run(partial(self._run_step, plan))

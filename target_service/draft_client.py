@@ -16,13 +16,15 @@ from collections.abc import AsyncIterator, Callable
 import grpc
 import structlog
 
+from outrider.engine.sparse_probs import SparseProbs
+from outrider.params import VerificationMode
 from outrider.serving.channel import open_channel
 from outrider.serving.errors import Incompatible
 from outrider.serving.handshake import check_compatible
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2
 from target_service.draft_link import SequenceFacts, SequenceLink
 from target_service.draft_tail import DraftTail, ProposedTokens, Unused
-from target_service.draft_wire import next_frame
+from target_service.draft_wire import next_frame, sparse_probs_from_proto
 
 log = structlog.get_logger(__name__)
 
@@ -279,7 +281,12 @@ class DraftClient:
         mismatched = proposal.logprobs and len(proposal.logprobs) != len(proposal.tokens)
         # An impossible seen_len makes the tail refuse it as malformed.
         seen_len = _IMPOSSIBLE if mismatched else proposal.seen_len
-        link.tail.add(ProposedTokens(proposal.epoch, seen_len, proposal.start, proposal.tokens))
+        probs: list[SparseProbs | None] = []
+        if link.facts.verification is VerificationMode.REJECTION:
+            probs = [sparse_probs_from_proto(each) for each in proposal.sparse_probs]
+        link.tail.add(
+            ProposedTokens(proposal.epoch, seen_len, proposal.start, proposal.tokens, probs)
+        )
         if link.tail.needs_resync:
             self._resync(link, Unused.GAP)
 

@@ -10,6 +10,10 @@ reassembly with one twist, that a later segment may correct an earlier one.
 
 Every proposed token is accounted for once: it is verified (drafted), it is still open, or it is
 counted in `unused` under one of the reasons below.
+
+In rejection mode each draft has the distribution that it was drawn from beside it, and which draft
+is verified must not depend on what was drawn: where two proposals overlap, the later one counts
+whether or not it says the same, and a draft without a usable distribution ends its proposal.
 """
 
 from __future__ import annotations
@@ -18,6 +22,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+
+from outrider.engine.sparse_probs import SparseProbs
 
 
 class Unused(Enum):
@@ -40,7 +46,8 @@ class Unused(Enum):
     WINDOW = "window"
     """It lies beyond the window that was granted."""
     MALFORMED = "malformed"
-    """The proposal broke the protocol."""
+    """The proposal broke the protocol. In rejection mode also a draft without a distribution, or
+    without a chance in its own, and what comes behind it."""
     FINISHED = "finished"
     """The sequence ended, or ended before this token."""
     LOST = "lost"
@@ -78,20 +85,32 @@ class ProposedTokens:
     seen_len: int
     start: int
     tokens: Sequence[int]
+    probs: Sequence[SparseProbs | None] = ()
+    """In rejection mode, for each token; None or missing: it cannot be used."""
 
 
 class DraftTail:
     """The tail of one sequence. `confirmed` is shared with the sequence and only grows."""
 
     def __init__(
-        self, confirmed: list[int], vocab_size: int, max_tail: int, totals: DraftTotals
+        self,
+        confirmed: list[int],
+        vocab_size: int,
+        max_tail: int,
+        totals: DraftTotals,
+        *,
+        with_probs: bool = False,
     ) -> None:
+        """`with_probs` is rejection mode."""
         self._confirmed = confirmed
         self._vocab_size = vocab_size
         self._max_tail = max_tail
         self._totals = totals
+        self._with_probs = with_probs
         self.epoch = 1
         self.tokens: list[int] = []
+        self.probs: list[SparseProbs] = []
+        """One a token in rejection mode, else empty."""
         self.unused: Counter[Unused] = Counter()
         self.needs_resync = False
         """Tokens are missing: `restart`, and the drafter needs the prefix again."""
@@ -144,12 +163,12 @@ class DraftTail:
         if same < min(len(self.tokens), num_new):
             self._valid_from = len(self._confirmed) - num_new + same + 1
             self._count(Unused.MISMATCH, len(self.tokens) - num_drafted)
-            self.tokens = []
+            self.tokens, self.probs = [], []
         else:
             # What was confirmed without having been verified was foretold by the bonus token.
             self._count(Unused.TRIMMED, min(len(self.tokens), num_new) - num_drafted)
             self._count(Unused.LOST, self._num_orphaned - num_drafted)
-            self.tokens = self.tokens[num_new:]
+            self.tokens, self.probs = self.tokens[num_new:], self.probs[num_new:]
         self._in_round = False
         self._num_verifying = self._num_orphaned = 0
         held, self._held = self._held, []
@@ -161,7 +180,7 @@ class DraftTail:
         self.discard(reason)
         self._num_orphaned += len(self.tokens)
         self._num_verifying = 0
-        self.tokens.clear()
+        self._clear()
         self.epoch += 1
         self.needs_resync = False
         self._valid_from = 0
@@ -171,14 +190,18 @@ class DraftTail:
         """Drop the tail behind its first `keep` tokens, and behind those that are verified now."""
         keep = max(keep, self._num_verifying)
         self._count(reason, len(self.tokens) - keep)
-        del self.tokens[keep:]
+        del self.tokens[keep:], self.probs[keep:]
 
     def finish(self) -> None:
         """The sequence has ended: everything left is unused."""
         self._count(Unused.FINISHED, self.num_open)
-        self.tokens.clear()
+        self._clear()
         self._held.clear()
         self._num_verifying = self._num_orphaned = 0
+
+    def _clear(self) -> None:
+        self.tokens.clear()
+        self.probs.clear()
 
     def _align(self, proposal: ProposedTokens) -> None:
         tokens = proposal.tokens
@@ -192,12 +215,32 @@ class DraftTail:
             self.needs_resync = True
             self._refuse(Arrival.GAP, Unused.GAP, tokens)
         else:
-            self._totals.arrivals[Arrival.USED] += 1
-            fresh = self._skip_confirmed(proposal)
-            if fresh is not None:
-                self._merge(max(proposal.start, len(self._confirmed)), fresh)
-            if not tokens and proposal.seen_len == len(self._confirmed):
-                self._nothing_behind = proposal.start
+            self._use(proposal)
+
+    def _use(self, proposal: ProposedTokens) -> None:
+        probs = self._usable_probs(proposal)
+        tokens = proposal.tokens[: len(probs)] if self._with_probs else proposal.tokens
+        if proposal.tokens and not tokens:
+            self._refuse(Arrival.MALFORMED, Unused.MALFORMED, proposal.tokens)
+            return
+        self._totals.arrivals[Arrival.USED] += 1
+        self._count(Unused.MALFORMED, len(proposal.tokens) - len(tokens))
+        known = self._num_confirmed(proposal.start, tokens)
+        if known is not None:
+            position = max(proposal.start, len(self._confirmed))
+            self._merge(position, tokens[known:], probs[known:])
+        if not tokens and proposal.seen_len == len(self._confirmed):
+            self._nothing_behind = proposal.start
+
+    def _usable_probs(self, proposal: ProposedTokens) -> list[SparseProbs]:
+        """Of the tokens from the first on that were possible under what they were drawn from."""
+        usable: list[SparseProbs] = []
+        if self._with_probs:
+            for token, probs in zip(proposal.tokens, proposal.probs, strict=False):
+                if probs is None or probs.of(token) <= 0:
+                    break
+                usable.append(probs)
+        return usable
 
     def _count(self, reason: Unused, num_tokens: int) -> None:
         if num_tokens > 0:
@@ -215,29 +258,29 @@ class DraftTail:
             or any(token >= self._vocab_size for token in proposal.tokens)
         )
 
-    def _skip_confirmed(self, proposal: ProposedTokens) -> Sequence[int] | None:
-        """The tokens at positions not yet confirmed; None if a confirmed token contradicts them."""
-        tokens = proposal.tokens
-        overlap = self._confirmed[proposal.start : proposal.start + len(tokens)]
+    def _num_confirmed(self, start: int, tokens: Sequence[int]) -> int | None:
+        """Tokens whose positions are confirmed; None if a confirmed token contradicts them."""
+        overlap = self._confirmed[start : start + len(tokens)]
         same = _common_prefix(tokens, overlap)
         self._count(Unused.LATE, same)
         if same == len(overlap):
-            return tokens[same:]
+            return same
         self._count(Unused.MISMATCH, len(tokens) - same)
         self.discard(Unused.MISMATCH)
-        self._valid_from = proposal.start + same + 1
+        self._valid_from = start + same + 1
         return None
 
-    def _merge(self, position: int, fresh: Sequence[int]) -> None:
+    def _merge(self, position: int, fresh: Sequence[int], probs: Sequence[SparseProbs]) -> None:
         offset = position - len(self._confirmed)
         known = self.tokens[offset : offset + len(fresh)]
-        same = _common_prefix(fresh, known)
+        same = 0 if self._with_probs else _common_prefix(fresh, known)
         self._count(Unused.DUPLICATE, same)
         if same < len(known):
             self.discard(Unused.REPLACED, keep=offset + same)
         rest = fresh[same:]
         room = max(0, self._max_tail - len(self.tokens))
         self.tokens.extend(rest[:room])
+        self.probs.extend(probs[:room])
         self._count(Unused.WINDOW, len(rest[room:]))
 
 

@@ -1,9 +1,10 @@
-"""The draft protocol in protobuf, as the target writes it: updates and frames."""
+"""The draft protocol in protobuf, as the target writes and reads it."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
+from outrider.engine.sparse_probs import MAX_SPARSE_ENTRIES, SparseProbs
 from outrider.serving.handshake import MAX_FRAME_BYTES
 from outrider.serving.wire import sampling_to_proto, verification_to_proto
 from protos.outrider.v1 import draft_pb2
@@ -36,6 +37,14 @@ def next_frame(
         if link.needs_update and not link.finished:
             dirty[sequence_id] = link
     return frame
+
+
+def sparse_probs_from_proto(message: draft_pb2.SparseProbs) -> SparseProbs | None:
+    """The distribution; None if it is none."""
+    if len(message.ids) > MAX_SPARSE_ENTRIES or len(message.probs) > MAX_SPARSE_ENTRIES:
+        return None
+    probs = SparseProbs(tuple(message.ids), tuple(message.probs))
+    return probs if probs.is_valid else None
 
 
 def _update_to_proto(update: Update) -> draft_pb2.SequenceUpdate:

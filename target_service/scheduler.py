@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BlockPool
+from outrider.engine.sparse_probs import SparseProbs
 from target_service.request import Request
 
 _PROMPT_SHARE = 4
@@ -25,6 +26,8 @@ class Planned:
     drafts: list[int]
     num_prompt_rows: int = 0
     """Of the rows of logits, the first ones, which only say what the prompt's tokens are worth."""
+    draft_probs: tuple[SparseProbs, ...] = ()
+    """In rejection mode the distribution of each draft."""
 
 
 @dataclass(slots=True)

@@ -3,6 +3,9 @@
 EXACT_MATCH: the target's next token at a position is a function of logits, settings, seed and
 position alone. A draft stands while it equals that token; the first that differs is replaced by it
 (recovered), and after all of them comes one more (bonus). So the text never depends on the drafts.
+
+REJECTION: a draft stands or is replaced by chance, so that the text has the target's distribution.
+It depends on the drafts; only the bonus token is chosen as above.
 """
 
 from __future__ import annotations
@@ -13,8 +16,10 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.engine.batch import BatchItem
+from outrider.engine.rejection import replacement
 from outrider.engine.runner import Runner
 from outrider.engine.sampling import TokenChooser, logprobs
+from outrider.engine.sparse_probs import SparseProbs
 from target_service.request import Logprobs, PromptToken
 from target_service.scheduler import Plan, Planned
 
@@ -66,12 +71,37 @@ def judge(
     rows = logits[share.num_prompt_rows :]
     if not len(rows):
         return Verdict([], 0, prompt=prompt)
-    verdict = verify(rows, chooser, share.request.sequence.token_ids, share.drafts)
+    confirmed = share.request.sequence.token_ids
+    if share.draft_probs:
+        verdict = verify_by_rejection(rows, chooser, confirmed, share.drafts, share.draft_probs)
+    else:
+        verdict = verify(rows, chooser, confirmed, share.drafts)
     wanted = share.request.params.answer.logprobs
     if wanted is None and not prompt:
         return verdict
     scores = [] if wanted is None else _score(rows, verdict.tokens, wanted)
     return Verdict(verdict.tokens, verdict.num_accepted, scores, prompt)
+
+
+def verify_by_rejection(
+    logits: torch.Tensor,  # [1 + len(drafts), vocab]
+    chooser: TokenChooser,
+    confirmed: Sequence[int],
+    drafts: Sequence[int],
+    draft_probs: Sequence[SparseProbs],
+) -> Verdict:
+    """Keep drafts by chance, each against the distribution that it was drawn from.
+
+    Nothing here may skip a draft for what it is: that would change the distribution of the text.
+    """
+    history = [*confirmed]
+    for i, (draft, probs) in enumerate(zip(drafts, draft_probs, strict=True)):
+        instead = replacement(chooser, logits[i], history, draft, probs)
+        if instead is not None:
+            return Verdict([*drafts[:i], instead], i)
+        history.append(draft)
+    bonus = chooser.choose(logits[len(drafts)], history)
+    return Verdict([*drafts, bonus], len(drafts))
 
 
 def score_prompt(

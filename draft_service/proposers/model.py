@@ -1,8 +1,9 @@
 """Proposes what a small model would say, for all sequences in one batch a step.
 
 It chooses as the target does: same filters, same noise of the same seed at the same positions. So
-it guesses right wherever the two models agree closely enough, for sampled text too. The event loop
-plans and commits, the device thread computes; an update that comes meanwhile costs one step.
+it guesses right wherever the two models agree closely enough, for sampled text too. Where the
+target checks by rejection, it draws with noise of its own and says from what. The event loop plans
+and commits, the device thread computes; an update that comes meanwhile costs one step.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections.abc import Sequence
 
 import structlog
+import torch
 
 from draft_service.proposers.base import PoolReport, ProposerIdentity
 from draft_service.proposers.cache_plan import CachePlan, Share
@@ -22,8 +24,10 @@ from outrider.engine.block_pool import BlockPool
 from outrider.engine.fingerprints import token_table_hash, weights_fingerprint
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import prepare_cpu
+from outrider.engine.rejection import draw_draft
 from outrider.engine.runner import Runner
 from outrider.engine.sampling import BadLogits, TokenChooser, logprobs
+from outrider.engine.sparse_probs import SparseProbs
 from outrider.models.resolve import display_name, resolve
 from outrider.serving.device import DeviceThread
 from outrider.serving.settings import DraftSettings, SettingsError
@@ -34,7 +38,15 @@ BLOCK_SIZE = 16
 STEP_TOKENS = 256
 """Most tokens of a step: what a long prefix may take before the others get their next token."""
 
-_Found = tuple[int, float] | None  # token and log-probability; None: there is none to take
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Guess:
+    """One token."""
+
+    token: int
+    logprob: float
+    probs: tuple[SparseProbs, ...] = ()
+    """What it was drawn from, where the target wants to know."""
 
 
 class ModelProposer:
@@ -98,8 +110,7 @@ class ModelProposer:
             if choice is None:
                 session.dry = True
             else:
-                token, logprob = choice
-                session.extend([token], [logprob], took_s)
+                session.extend([choice.token], [choice.logprob], took_s, choice.probs)
             changed.append(session)
         return changed
 
@@ -128,22 +139,33 @@ def _chooser(opening: Opening, model_vocab: int) -> tuple[TokenChooser, int]:
 
 def _compute(
     runner: Runner, shares: Sequence[Share], choosers: Sequence[tuple[TokenChooser, int]]
-) -> list[_Found]:
-    """Forward all shares and choose where a prefix ends. Runs on the device thread."""
+) -> list[_Guess | None]:
+    """Forward all shares and choose where a prefix ends. Runs on the device thread.
+
+    None where the prefix does not end, or where there is no token to take.
+    """
     rows = iter(runner.forward(Batch([share.item for share in shares])))
-    found: list[_Found] = []
+    found: list[_Guess | None] = []
     for share, (chooser, vocab_size) in zip(shares, choosers, strict=True):
         if share.item.num_logits == 0:
             found.append(None)
             continue
         row = next(rows)
         try:
-            token = chooser.choose(row[:vocab_size], share.tokens_before)
-            found.append((token, logprobs(row, token)[0]))
+            found.append(_guess(row, chooser, vocab_size, share))
         except BadLogits as error:
             log.warning("no token to propose", reason=str(error))
             found.append(None)
     return found
+
+
+def _guess(row: torch.Tensor, chooser: TokenChooser, vocab_size: int, share: Share) -> _Guess:
+    shared_row, before = row[:vocab_size], share.tokens_before
+    if share.session.opening.sends_probs:
+        token, probs = draw_draft(chooser, shared_row, before)
+        return _Guess(token, logprobs(row, token)[0], (probs,))
+    token = chooser.choose(shared_row, before)
+    return _Guess(token, logprobs(row, token)[0])
 
 
 def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:

@@ -81,7 +81,7 @@ class TokenChooser:
             _require_finite(float(logits[best]))
             return best
         candidates = self._filter(logits)
-        return _pick(candidates, self.sampling.seed, len(history), Stream.EXACT)
+        return pick(candidates, self.sampling.seed, len(history), Stream.EXACT)
 
     def candidates(self, logits_row: torch.Tensor, history: Sequence[int]) -> Candidates:
         """What the filters keep, in no particular order; a greedy setting keeps its one token."""
@@ -126,11 +126,14 @@ class TokenChooser:
                 return Candidates(np.arange(scores.size), scores)
             ids = np.flatnonzero(np.exp(scores) >= np.float32(params.min_p))
             return Candidates(ids, scores[ids])
-        return _keep_best(scores, top_k, params.top_p, params.min_p)
+        return keep_best(scores, top_k, params.top_p, params.min_p)
 
 
-def _keep_best(scores: Floats, top_k: int, top_p: float, min_p: float) -> Candidates:
-    """The filters that need an order. Sorts only as many of the best as they can keep."""
+def keep_best(scores: Floats, top_k: int, top_p: float = 1.0, min_p: float = 0.0) -> Candidates:
+    """The filters that need an order, best first; scores are at most 0, ids are their places.
+
+    Sorts only as many of the best as they can keep.
+    """
     weights = None if top_k else np.exp(scores)  # not normalised
     mass = 0.0 if weights is None else top_p * float(weights.sum())
     ids = _head(scores, weights, top_k, mass)
@@ -168,7 +171,7 @@ def _head(scores: Floats, weights: Floats | None, top_k: int, mass: float) -> Id
     return np.arange(scores.size)
 
 
-def _pick(candidates: Candidates, seed: int, position: int, stream: int) -> int:
+def pick(candidates: Candidates, seed: int, position: int, stream: int) -> int:
     """The candidate with the best score + noise; ties to the lowest id."""
     ids, scores = candidates.ids, candidates.scores
     if ids.size > _SMALL:
@@ -224,6 +227,6 @@ def logprobs(
     _require_finite(float(best))
     shifted = row - best
     log_total = np.log(np.exp(shifted).sum())
-    top = _keep_best(shifted, num_top, 1.0, 0.0) if num_top else None
+    top = keep_best(shifted, num_top) if num_top else None
     pairs = [] if top is None else zip(top.ids.tolist(), top.scores - log_total, strict=True)
     return float(shifted[token_id] - log_total), [(i, float(value)) for i, value in pairs]

@@ -96,14 +96,22 @@ def speculation_from_proto(message: pb.SpeculationParams) -> SpeculationParams:
     """Raises InvalidParam for an enum value that this version does not know."""
     if message.mode not in _MODES:
         raise InvalidParam("speculation.mode", f"unknown value {message.mode}")
-    if message.verification not in _VERIFICATIONS:
-        raise InvalidParam("speculation.verification", f"unknown value {message.verification}")
+    verification = verification_from_proto("speculation.verification", message.verification)
     cap = message.max_draft_tokens if message.HasField("max_draft_tokens") else None
     return SpeculationParams(
         mode=_MODES[message.mode],
         max_draft_tokens=cap,
-        verification=_VERIFICATIONS[message.verification],
+        verification=verification,
     )
+
+
+def verification_from_proto(
+    field: str, value: pb.SpeculationParams.Verification
+) -> VerificationMode:
+    """Raises InvalidParam for a value that this version does not know."""
+    if value not in _VERIFICATIONS:
+        raise InvalidParam(field, f"unknown value {value}")
+    return _VERIFICATIONS[value]
 
 
 def verification_to_proto(mode: VerificationMode) -> pb.SpeculationParams.Verification:

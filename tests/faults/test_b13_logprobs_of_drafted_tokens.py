@@ -4,9 +4,9 @@ Symptom: every accepted draft is reported as certain, or only the first token of
 right value, or the values are shifted by a position.
 
 Right: one entry for each token, in order, whether it was accepted, recovered or a bonus: the raw
-log-softmax of the model at its position, the same with drafts as without, with as many alternatives
-as were asked for. The same holds for the prompt's tokens, however the prompt was cut into chunks and
-whatever the prefix cache holds.
+log-softmax of the model at its position, the same with drafts as without, with as many
+alternatives as were asked for. The same holds for the prompt's tokens, however the prompt was cut
+into chunks and whatever the prefix cache holds.
 
 Reported to llama.cpp (27972: every token certain) and vLLM (17876, 34497: zero or shifted).
 """
