@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import click
 
@@ -14,6 +15,7 @@ COMMANDS = {
     "target": ("outrider.cli.services", "target", "Run the large model."),
     "draft": ("outrider.cli.services", "draft", "Run the drafter."),
     "generate": ("outrider.cli.generate", "generate", "Ask a gateway and stream the answer."),
+    "config": ("outrider.cli.config", "config", "Show all settings and where each is from."),
     "models": ("outrider.cli.models", "models", "Models that can be fetched by name."),
 }
 
@@ -43,8 +45,14 @@ class LazyGroup(click.Group):
     cls=LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A TOML file with settings, for every command that takes some.",
+)
 @click.version_option(package_name="outrider")
-def main() -> None:
+def main(config: Path | None) -> None:
     """Serve a large model faster without changing what it says."""
     from outrider.cli.options import check_environment
 

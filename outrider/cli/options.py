@@ -1,7 +1,9 @@
 """Flags and variables of a service, made from its settings class.
 
 A field `max_waiting` of TargetSettings is the flag `--max-waiting` of `outrider target`, the flag
-`--target-max-waiting` of `outrider up` and the variable OUTRIDER_TARGET_MAX_WAITING everywhere.
+`--target-max-waiting` of `outrider up`, the variable OUTRIDER_TARGET_MAX_WAITING everywhere, and
+`max_waiting` in the table [target] of a settings file. Flags win over variables, variables over the
+file, the file over the default.
 """
 
 from __future__ import annotations
@@ -10,10 +12,13 @@ import dataclasses
 import difflib
 import os
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from outrider.cli.config_file import ConfigFileError, load
 from outrider.serving.settings import (
     DraftSettings,
     GatewaySettings,
@@ -28,8 +33,12 @@ SERVICES: dict[str, type[Any]] = {
     "target": TargetSettings,
     "draft": DraftSettings,
 }
+# How the settings of each service are called where one command takes those of all.
+PREFIXES = {service: f"{service}_" for service in SERVICES}
+CONFIG_VARIABLE = "OUTRIDER_CONFIG"
 # Variables that are no field of a service.
-OTHER_VARIABLES = {"OUTRIDER_CACHE", "OUTRIDER_ADDRESS"}
+OTHER_VARIABLES = {"OUTRIDER_CACHE", "OUTRIDER_ADDRESS", CONFIG_VARIABLE}
+_CONFIG_PATH = "outrider.config"  # in the context's meta
 
 
 def variable(service: str, field_name: str) -> str:
@@ -55,6 +64,64 @@ def service_options(service: str, prefix: str = "") -> Callable[[Any], Any]:
         return command
 
     return decorate
+
+
+def stack_options(command: Any) -> Any:
+    """A decorator that gives a command the settings of all services, and `--config`."""
+    for service in reversed(SERVICES):
+        command = service_options(service, PREFIXES[service])(command)
+    return config_option(PREFIXES)(command)
+
+
+def config_option(prefixes: Mapping[str, str]) -> Callable[[Any], Any]:
+    """A decorator that gives a command `--config`, for these services' options.
+
+    The file's values become the defaults of the options, which click looks at last.
+    """
+
+    def read(context: click.Context, _: click.Parameter, given: Path | None) -> None:
+        path = given or context.find_root().params.get("config") or _path_by_variable()
+        if path is None:
+            return
+        try:
+            tables = load(path, SERVICES)
+        except ConfigFileError as error:
+            raise click.UsageError(str(error)) from error
+        context.meta[_CONFIG_PATH] = path
+        context.default_map = {
+            f"{prefix}{name}": value
+            for service, prefix in prefixes.items()
+            for name, value in tables.get(service, {}).items()
+        }
+
+    return click.option(
+        "--config",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        is_eager=True,  # before the options whose defaults it gives
+        expose_value=False,
+        callback=read,
+        help=f"A TOML file with tables {', '.join(f'[{s}]' for s in SERVICES)}. "
+        f"Also the variable {CONFIG_VARIABLE}.",
+    )
+
+
+def _path_by_variable() -> Path | None:
+    given = os.environ.get(CONFIG_VARIABLE)
+    return Path(given) if given else None
+
+
+def origin(context: click.Context, service: str, field_name: str) -> str:
+    """Where a command with `stack_options` has a setting from, in words."""
+    name = f"{PREFIXES[service]}{field_name}"
+    source = context.get_parameter_source(name)
+    if source is ParameterSource.COMMANDLINE:
+        return f"flag --{name.replace('_', '-')}"
+    if source is ParameterSource.ENVIRONMENT:
+        return f"variable {variable(service, field_name)}"
+    if source is ParameterSource.DEFAULT_MAP:
+        return f"file {context.meta[_CONFIG_PATH]}"
+    return "default"
 
 
 def build(settings_class: type[S], values: Mapping[str, Any], prefix: str = "") -> S:

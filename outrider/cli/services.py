@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from outrider.cli.options import SERVICES, build, service_options
+from outrider.cli.options import SERVICES, build, config_option, service_options
 from outrider.models.errors import ModelError
 from outrider.serving.errors import OutriderError
 
@@ -62,6 +62,7 @@ def _run(service: str, values: dict[str, Any]) -> None:
 
 def _command(service: str, about: str) -> click.Command:
     @click.command(service, help=about)
+    @config_option({service: ""})
     @service_options(service)
     @click.option("--with-parent", type=int, default=0, hidden=True)
     def command(**values: Any) -> None:

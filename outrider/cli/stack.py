@@ -22,7 +22,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.cli.log_lines import readable
-from outrider.cli.options import to_flags
+from outrider.cli.options import CONFIG_VARIABLE, to_flags
 
 START_TIMEOUT_S = 120.0
 # What a drain may take beyond the grace that the service itself has.
@@ -82,8 +82,11 @@ class Stack:
     def start(self, service: str, settings: Any) -> None:
         """Start one service."""
         command = [sys.executable, "-m", "outrider", service, *to_flags(settings)]
+        # Its flags say everything, so a file is not read a second time.
+        environment = {k: v for k, v in os.environ.items() if k != CONFIG_VARIABLE}
         process = subprocess.Popen(
             [*command, f"--with-parent={os.getpid()}"],
+            env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

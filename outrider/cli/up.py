@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from outrider.cli.log_lines import readable
-from outrider.cli.options import build, service_options
+from outrider.cli.options import build, stack_options
 from outrider.cli.stack import Stack, StackError
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
@@ -27,9 +27,7 @@ STEADY_S = 60.0
 @click.command()
 @click.option("--model", default=None, help="Model name or folder, of gateway and target.")
 @click.option("--no-draft", is_flag=True, help="Run without a drafter.")
-@service_options("gateway", "gateway_")
-@service_options("target", "target_")
-@service_options("draft", "draft_")
+@stack_options
 def up(model: str | None, no_draft: bool, **values: Any) -> None:
     """Run gateway, target and draft on this machine. Ctrl-C drains; a second one kills."""
     settings = stack_settings(values, model, no_draft)
