@@ -47,8 +47,9 @@ def replacement(
     if coin(seed, position) * draft_probs.of(draft) / total < target_prob:
         return None
     if not (lacking > 0).any():
-        lacking = target  # equal but for rounding
-    return _draw(candidates.ids, lacking, seed, position, Stream.RESIDUAL)
+        lacking = target  # equal but for rounding, so that the draft itself may come again
+    token = _draw(candidates.ids, lacking, seed, position, Stream.RESIDUAL)
+    return None if token == draft else token
 
 
 def draw_draft(

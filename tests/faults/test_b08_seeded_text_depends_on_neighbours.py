@@ -203,6 +203,25 @@ async def test_the_real_drafter_does_not_matter(tiny_model: Path, proposer: str)
                 assert answer.speculation.accepted >= 0.99 * answer.speculation.drafted > 0
 
 
+async def test_a_preemption_does_not_matter(tiny_model: Path) -> None:
+    """Three neighbours of higher priority take its blocks midway: it comes back and goes on."""
+    async with stage_on(tiny_model) as stage:
+        alone = stage.alone
+    async with running_target(tiny_model, kv_tokens=192, max_sequences=4) as target:
+        request = request_a()
+        request.priority = -1
+        neighbours = [make_request(p, 60, seed=i, **SAMPLED) for i, p in enumerate(OTHERS[:3])]
+        assert (await ids_of_all(target, [request, *neighbours]))[0] == alone
+        assert (await target.status()).load.preemptions > 0
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64])
+def test_seeds_outside_64_bits_cannot_be_sent(seed: int) -> None:
+    """The field is a uint64: the client's own library refuses them before anything is sent."""
+    with pytest.raises(ValueError, match="(?i)range"):
+        request_a(seed)
+
+
 async def test_seeds_give_different_texts(tiny_model: Path) -> None:
     """Ten seeds give at least eight texts, with drafts the same ones as without; the smallest and
     the largest seed work."""

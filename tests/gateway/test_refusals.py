@@ -68,10 +68,8 @@ INVALID = {
     "n 0": (pb.GenerateRequest(text="x", n=0), "n"),
     "logprobs": (pb.GenerateRequest(text="x", logprobs=21), "logprobs"),
     "prompt_logprobs": (pb.GenerateRequest(text="x", prompt_logprobs=21), "prompt_logprobs"),
-    "rejection": (
-        pb.GenerateRequest(
-            text="x", speculation=Speculation(verification=Speculation.VERIFICATION_REJECTION)
-        ),
+    "verification": (
+        pb.GenerateRequest(text="x", speculation=Speculation(verification=9)),
         "speculation.verification",
     ),
     "drafts": (
