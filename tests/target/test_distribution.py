@@ -192,7 +192,7 @@ def check(settings: dict, draft: Draft, *, rejection: bool, num_samples: int) ->
 
 NUM_SAMPLES = pytest.mark.parametrize(
     "num_samples",
-    [400, pytest.param(8000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
+    [400, pytest.param(4000, marks=[pytest.mark.slow, pytest.mark.timeout(300)])],
 )
 
 
