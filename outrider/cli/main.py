@@ -15,6 +15,7 @@ COMMANDS = {
     "target": ("outrider.cli.services", "target", "Run the large model."),
     "draft": ("outrider.cli.services", "draft", "Run the drafter."),
     "generate": ("outrider.cli.generate", "generate", "Ask a gateway and stream the answer."),
+    "doctor": ("outrider.cli.doctor", "doctor", "Say what is wrong here, in words."),
     "config": ("outrider.cli.config", "config", "Show all settings and where each is from."),
     "models": ("outrider.cli.models", "models", "Models that can be fetched by name."),
 }

@@ -1,0 +1,159 @@
+"""What `outrider doctor` says of a configured model: is it here, is it whole, does it fit.
+
+Never downloads and never converts. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+from outrider.cli.finding import Finding, ok, problem, warning
+from outrider.engine.config import ModelConfig
+from outrider.engine.config import ModelError as UnusableModel
+from outrider.engine.memory import DoesNotFit, PoolSize, block_bytes, free_host_bytes
+from outrider.models import catalogue, store
+from outrider.models.gguf_import import GgufSource
+from outrider.models.hub import TOKENIZER_FILES, WEIGHT_FILES, HubModel
+from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
+
+BLOCK_SIZE = 16
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+MIB = 2**20
+
+
+def check_target_model(settings: TargetSettings, running: bool) -> Iterator[Finding]:
+    """The target's model and the memory that it takes, unless it has taken it already."""
+    pool = PoolSize(settings.kv_tokens, settings.kv_blocks, settings.kv_bytes, settings.kv_fraction)
+    element_bytes = ELEMENT_BYTES.get(settings.dtype, 4)
+    yield from _check("target", settings.model, pool, element_bytes, running)
+
+
+def check_gateway_model(gateway: GatewaySettings, target: TargetSettings) -> Iterator[Finding]:
+    """The gateway's, of which it needs the tokenizer, if it is not the target's."""
+    if gateway.model == target.model:
+        return
+    found = find("gateway model", gateway.model)
+    if isinstance(found, Finding):
+        yield found
+        return
+    yield warning(
+        "gateway model",
+        f"{gateway.model} here, {target.model} at the target",
+        "fine if the target runs elsewhere; else set [gateway] and [target] model to the same",
+    )
+
+
+def check_draft_model(settings: DraftSettings, running: bool) -> Iterator[Finding]:
+    """The draft's, if its proposer has one."""
+    if settings.proposer == "model":
+        yield from _check("draft", settings.model, PoolSize(settings.kv_tokens), 4, running)
+
+
+def _check(
+    service: str, model: str, pool: PoolSize, element_bytes: int, running: bool
+) -> Iterator[Finding]:
+    topic = f"{service} model"
+    found = find(topic, model)
+    if isinstance(found, Finding):
+        yield found
+        return
+    folder, how = found
+    try:
+        config = ModelConfig.load(folder)
+        parameters = sum(count_parameters(path) for path in sorted(folder.glob("*.safetensors")))
+        if not parameters:
+            raise UnusableModel(f"{folder} holds no safetensors weights")
+    except UnusableModel as error:
+        yield problem(topic, str(error), "give another model, or fetch this one again")
+        return
+    yield ok(topic, f"{model}: {parameters / 1e6:.0f} M parameters, {how}")
+    if running:
+        yield ok(f"{service} memory", "taken: the service runs")
+    else:
+        yield _memory(service, config, parameters * element_bytes, pool, element_bytes)
+
+
+def find(topic: str, model: str) -> tuple[Path, str] | Finding:
+    """(its folder, how it was checked), or what is wrong. The order is that of `resolve`."""
+    if model in catalogue.CATALOGUE:
+        entry = catalogue.find(model)
+        if store.is_complete(entry):
+            return store.model_dir(model), "made from a file with the right hash, no file cut"
+        state = "damaged or of an old format" if store.model_dir(model).exists() else "not here"
+        return problem(topic, f"{model} is {state}", f"run: outrider models fetch {model}")
+    path = Path(model).expanduser()
+    if (path / "config.json").is_file():
+        return path.resolve(), f"a folder, {path.resolve()}"
+    if path.is_file() and path.suffix == ".gguf":
+        with path.open("rb") as file:
+            source = GgufSource(hashlib.file_digest(file, "sha256").hexdigest())
+        if store.is_complete(source):
+            return store.model_dir(source.name), "converted from GGUF, hash checked"
+        return ok(topic, f"{path} is converted at the first start")
+    hub_model = None if path.exists() else HubModel.parse(model)
+    if hub_model is not None:
+        return _find_in_hub_cache(topic, hub_model)
+    advice = f"give a folder, a .gguf file, org/name, or one of: {', '.join(catalogue.CATALOGUE)}"
+    return problem(topic, f"{model!r} is no model folder and no known name", advice)
+
+
+def _find_in_hub_cache(topic: str, model: HubModel) -> tuple[Path, str] | Finding:
+    try:
+        import huggingface_hub
+        from huggingface_hub import errors
+    except ModuleNotFoundError:
+        text = f"{model}: the hub needs huggingface_hub"
+        return problem(topic, text, "run: pip install 'outrider[hub]'")
+    try:
+        folder = huggingface_hub.snapshot_download(
+            model.repository,
+            revision=model.revision,
+            allow_patterns=[*TOKENIZER_FILES, *WEIGHT_FILES],
+            local_files_only=True,
+        )
+    except (errors.LocalEntryNotFoundError, OSError, ValueError):
+        return warning(topic, f"{model} is not on this machine", "it is downloaded at the start")
+    return Path(folder), "in huggingface_hub's cache"
+
+
+def count_parameters(path: Path) -> int:
+    """Numbers in a safetensors file, from its header. Raises UnusableModel for a cut file."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(min(length, 100_000_000)))
+        tensors = [entry for name, entry in header.items() if name != "__metadata__"]
+        end = 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
+        if path.stat().st_size < end:
+            raise UnusableModel(f"{path} is cut: {path.stat().st_size} of {end} bytes")
+        return sum(math.prod(entry["shape"]) for entry in tensors)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        if isinstance(error, UnusableModel):
+            raise
+        raise UnusableModel(f"{path} is not a whole safetensors file: {error}") from error
+
+
+def _memory(
+    service: str, config: ModelConfig, weights: int, pool: PoolSize, element_bytes: int
+) -> Finding:
+    topic, free = f"{service} memory", free_host_bytes()
+    advice = f"free memory, take a smaller model, or set [{service}] kv_tokens lower"
+    if weights > free:
+        text = f"the weights need {weights / MIB:.0f} MiB, {free / MIB:.0f} MiB are free"
+        return problem(topic, text, advice)
+    per_block = block_bytes(config, BLOCK_SIZE, element_bytes)
+    try:
+        num_blocks = pool.num_blocks(per_block, BLOCK_SIZE, free - weights)
+    except DoesNotFit as error:
+        return problem(topic, f"behind {weights / MIB:.0f} MiB of weights {error}", advice)
+    text = (
+        f"{weights / MIB:.0f} MiB of weights and {num_blocks * per_block / MIB:.0f} MiB of cache "
+        f"for {num_blocks * BLOCK_SIZE} tokens; {free / MIB:.0f} MiB are free"
+    )
+    if weights + num_blocks * per_block > 0.9 * free:
+        return warning(topic, text, advice)
+    return ok(topic, text)

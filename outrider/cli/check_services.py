@@ -1,0 +1,184 @@
+"""What `outrider doctor` says of the services: who answers at the configured addresses.
+
+Short blocking calls; protobuf stays in this file. Knows nothing of how services are started.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from outrider.cli.finding import Finding, ok, problem, warning
+from outrider.serving.settings import (
+    DraftSettings,
+    GatewaySettings,
+    TargetSettings,
+    split_addresses,
+)
+from protos.outrider.v1 import (
+    draft_pb2,
+    draft_pb2_grpc,
+    inference_pb2,
+    inference_pb2_grpc,
+    target_pb2,
+    target_pb2_grpc,
+)
+
+TIMEOUT_S = 2.0
+FULL_NAMES = {
+    "gateway": "outrider.v1.Inference",
+    "target": "outrider.v1.Target",
+    "draft": "outrider.v1.Draft",
+}
+SERVING = health_pb2.HealthCheckResponse.SERVING
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An address and who should be there."""
+
+    service: str
+    address: str
+    asked_by: str = ""
+    """The service whose settings name it; empty: where this machine's own would listen."""
+
+
+def places(gateway: GatewaySettings, target: TargetSettings, draft: DraftSettings) -> list[Place]:
+    """Every configured address, each once a service."""
+    own = [
+        Place(service, f"{settings.host}:{settings.port}")
+        for service, settings in (("gateway", gateway), ("target", target), ("draft", draft))
+        if settings.port  # 0: any free one
+    ]
+    used = [Place("target", address, "gateway") for address in split_addresses(gateway.targets)]
+    used += [Place("draft", address, "target") for address in split_addresses(target.drafters)]
+    known = {(place.service, place.address) for place in own}
+    return own + [place for place in used if (place.service, place.address) not in known]
+
+
+def check_place(place: Place) -> tuple[list[Finding], bool]:
+    """(what is there, whether it is the service that should be)."""
+    topic = f"{place.service} {place.address}"
+    if not _listens(place.address):
+        return [_nobody(place, topic)], False
+    with grpc.insecure_channel(place.address) as channel:
+        request = health_pb2.HealthCheckRequest(service=FULL_NAMES[place.service])
+        try:
+            health = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
+        except grpc.RpcError as error:
+            return [_stranger(place, topic, error)], False
+        findings = list(_ASK[place.service](channel, topic))
+        if health.status != SERVING:
+            state = health_pb2.HealthCheckResponse.ServingStatus.Name(health.status)
+            text = f"answers, but its health is {state}"
+            advice = "it loads, drains, or lacks what is below it; its log says which"
+            findings.insert(0, warning(topic, text, advice))
+        return findings, True
+
+
+def _listens(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with contextlib.suppress(OSError, ValueError):
+        socket.create_connection((host.strip("[]"), int(port)), timeout=TIMEOUT_S).close()
+        return True
+    return False
+
+
+def _nobody(place: Place, topic: str) -> Finding:
+    if place.asked_by:
+        advice = f"start it, or take it out of the {place.asked_by}'s settings"
+        return warning(topic, f"nobody listens; the {place.asked_by} goes on without it", advice)
+    host, _, port = place.address.rpartition(":")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as attempt:
+            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            attempt.bind((host.strip("[]"), int(port)))
+    except OSError as error:
+        text = f"nobody listens, and one cannot: {error.strerror}"
+        return problem(topic, text, f"set [{place.service}] host and port to what this machine has")
+    return ok(topic, "nobody listens; the port is free")
+
+
+def _stranger(place: Place, topic: str, error: grpc.RpcError) -> Finding:
+    port = f"--{place.service}-port"
+    other = f"stop it, or give the {place.service} another port with {port}"
+    if error.code() in (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
+        return problem(topic, f"a gRPC server that is no {place.service} listens there", other)
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        text = f"something listens but does not answer within {TIMEOUT_S:g} s"
+        return problem(topic, text, f"if it is the {place.service}, it is stuck: restart it")
+    return problem(topic, "something that speaks no gRPC listens there", other)
+
+
+def _ask_gateway(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
+    request = inference_pb2.ListModelsRequest()
+    try:
+        answer = inference_pb2_grpc.InferenceStub(channel).ListModels(request, timeout=TIMEOUT_S)
+    except grpc.RpcError as error:
+        yield _no_status(topic, error)
+        return
+    for model in answer.models:
+        text = f"serves {model.name}, up to {model.max_model_len} tokens"
+        if model.ready:
+            yield ok(topic, text)
+        else:
+            advice = "start a target, or look at [gateway] targets"
+            yield problem(topic, f"{text}, but no target is ready", advice)
+
+
+def _ask_target(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
+    request = target_pb2.TargetGetStatusRequest()
+    try:
+        status = target_pb2_grpc.TargetStub(channel).GetStatus(request, timeout=TIMEOUT_S)
+    except grpc.RpcError as error:
+        yield _no_status(topic, error)
+        return
+    text = (
+        f"{status.state}: {status.model}, {status.load.running} running and "
+        f"{status.load.waiting} waiting, {status.pool.used} of {status.pool.total} blocks used, "
+        f"numerics {status.numerics_id}"
+    )
+    if status.state == "dead":
+        yield problem(topic, text, "a step failed for good: its log says why; restart it")
+    elif status.pool.integrity_errors:
+        wrong = "; ".join(status.pool.integrity_errors)
+        yield problem(topic, f"{text}; the cache's books are wrong: {wrong}", "restart the target")
+    else:
+        yield ok(topic, text)
+    for drafter in status.drafters:
+        name = f"{topic} drafter {drafter.address}"
+        if drafter.state == "ready":
+            round_trip = f"{drafter.round_trip_s * 1e3:.1f} ms round trip"
+            yield ok(name, f"ready, {drafter.sequences} sequences, {round_trip}")
+        else:
+            reason = f" ({drafter.reason})" if drafter.reason else ""
+            text = f"unused: {drafter.state}{reason}"
+            yield warning(name, text, "the target goes on without it; start it or take it out")
+    if not status.drafters:
+        yield ok(topic, "has no drafters; nothing is speculated")
+
+
+def _ask_draft(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
+    request = draft_pb2.DraftGetStatusRequest()
+    try:
+        status = draft_pb2_grpc.DraftStub(channel).GetStatus(request, timeout=TIMEOUT_S)
+    except grpc.RpcError as error:
+        yield _no_status(topic, error)
+        return
+    what = f"{status.proposer} proposer{f' with {status.model}' if status.model else ''}"
+    load = f"{status.streams} targets, {status.load.sessions} of {status.load.capacity} sequences"
+    yield ok(topic, f"{status.state}: {what}, {load}")
+
+
+def _no_status(topic: str, error: grpc.RpcError) -> Finding:
+    text = f"healthy, but does not say what it does: {error.code().name}: {error.details()}"
+    return problem(topic, text, "it may be of another version: run one version everywhere")
+
+
+_ASK = {"gateway": _ask_gateway, "target": _ask_target, "draft": _ask_draft}
