@@ -7,7 +7,6 @@ with the device thread but the plan that it was given.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ import structlog
 from outrider.engine.batch import Batch
 from outrider.serving.device import DeviceThread
 from outrider.serving.errors import EngineFailed, Overloaded, Unavailable
+from target_service.draft_gate import DraftGate
 from target_service.draft_hub import DraftHub
 from target_service.request import (
     Piece,
@@ -28,8 +28,8 @@ from target_service.request import (
     Token,
 )
 from target_service.scheduler import Plan, Planned, Scheduler
-from target_service.verifier import Verdict
-from target_service.window import NO_DRAFTS, Round, StepCost, Wish
+from target_service.verifier import Failure, Outcome
+from target_service.window import StepCost
 
 log = structlog.get_logger(__name__)
 
@@ -51,7 +51,6 @@ class Totals:
     generated_tokens: int = 0
     prefilled_tokens: int = 0
     last_step_s: float = 0.0
-    draft_wait_s: float = 0.0
 
 
 class Batcher:
@@ -61,7 +60,7 @@ class Batcher:
         self,
         scheduler: Scheduler,
         hub: DraftHub,
-        run_step: Callable[[Plan], list[Verdict | None]],
+        run_step: Callable[[Plan], list[Outcome]],
         *,
         device: DeviceThread,
         cost: StepCost,
@@ -78,10 +77,8 @@ class Batcher:
         self._device = device
         self._cost = cost
         self._wake = wake
-        self._arrived = arrived
+        self._gate = DraftGate(hub, arrived)
         self._on_dead = on_dead
-        self._wishes: dict[Request, Wish] = {}
-        self._confirmed_at: dict[Request, float] = {}
         self._num_failed_steps = 0
         self.draining = False
         self._task: asyncio.Task[None] | None = None
@@ -90,6 +87,11 @@ class Batcher:
         """Begin to run steps."""
         self._task = asyncio.create_task(self._loop(), name="batcher")
         self._task.add_done_callback(self._note_end)
+
+    @property
+    def draft_wait_s(self) -> float:
+        """Seconds that steps waited for drafts."""
+        return self._gate.waited_s
 
     def drain(self) -> None:
         """Take no more requests."""
@@ -119,6 +121,7 @@ class Batcher:
             if request.drafts is not None:
                 self._hub.open(request.drafts)
         self._wake.set()
+        self._gate.nudge()
 
     def nudge(self) -> None:
         """A stream has room again, or something else has changed that a step depends on."""
@@ -141,64 +144,19 @@ class Batcher:
             while not self.scheduler.has_work:
                 self._wake.clear()
                 await self._wake.wait()
-            await self._await_drafts()
-            plan = self.scheduler.plan(self._drafts_of)
+            scheduler, gate = self.scheduler, self._gate
+            await gate.wait(scheduler.running, scheduler.waiting)
+            plan = scheduler.plan(gate.drafts_of, gate.sits_out)
+            if not plan.shares and gate.anybody_sits_out:
+                # Those in the waiting line have no room yet, so there is nobody to step instead.
+                await gate.wait(scheduler.running, may_sit_out=False)
+                plan = scheduler.plan(gate.drafts_of)
             if not plan.shares:
                 # Everybody is paused or gone: whoever changes that sets the event.
                 self._wake.clear()
                 await self._wake.wait()
                 continue
             await self._step(plan)
-
-    async def _await_drafts(self) -> None:
-        started = time.monotonic()
-        self._wishes = {
-            request: request.window.wish(started)
-            for request in self.scheduler.running
-            if request.drafts is not None
-            and request.sequence.num_pending == 1
-            and not request.output.full
-        }
-        for request, wish in self._wishes.items():
-            self._tell_drafter(request, wish.window)
-        lacking = {request for request in self._wishes if self._lacks_drafts(request)}
-        while lacking:
-            now = time.monotonic()
-            expired = {r for r in lacking if now >= started + self._wishes[r].wait_s}
-            for request in expired:
-                if self._wishes[request].wait_s > 0:
-                    request.window.observe_latency(2 * self._wishes[request].wait_s)
-                    if request.drafts is not None:
-                        self._hub.note_vain_wait(request.drafts)
-            served = {r for r in lacking - expired if not self._lacks_drafts(r)}
-            for request in served:
-                request.window.observe_latency(now - self._confirmed_at.get(request, started))
-            lacking -= expired | served
-            if lacking:
-                deadline = min(started + self._wishes[r].wait_s for r in lacking)
-                self._arrived.clear()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(deadline - now):
-                        await self._arrived.wait()
-        self.totals.draft_wait_s += time.monotonic() - started
-
-    def _lacks_drafts(self, request: Request) -> bool:
-        """Whether more drafts may still come for the next round."""
-        drafts, wish = request.drafts, self._wishes[request]
-        if drafts is None or request.ended:
-            return False
-        wanted = min(wish.k, request.room_for_drafts, self._hub.granted(drafts))
-        return len(drafts.tail.tokens) < wanted and not drafts.tail.exhausted
-
-    def _tell_drafter(self, request: Request, window: int) -> None:
-        if request.drafts is not None and not request.ended:
-            self._hub.update(request.drafts, min(window, request.room_for_drafts))
-
-    def _drafts_of(self, request: Request) -> list[int]:
-        wish = self._wishes.get(request, NO_DRAFTS)
-        if request.drafts is None:
-            return []
-        return request.drafts.tail.tokens[: min(wish.k, request.room_for_drafts)]
 
     async def _step(self, plan: Plan) -> None:
         for i, share in enumerate(plan.shares):
@@ -247,9 +205,13 @@ class Batcher:
         if all(item.num_logits == len(item.token_ids) for item in plan.batch.items):
             self._cost.observe(plan.batch.num_tokens, seconds)
 
-    def _commit(self, share: Planned, end: int, verdict: Verdict | None) -> None:
+    def _commit(self, share: Planned, end: int, verdict: Outcome) -> None:
         request = share.request
         if request.ended:
+            return
+        if isinstance(verdict, Failure):
+            log.error("a request cannot go on", request=request.request_id, exc_info=verdict.error)
+            self._fail(request, EngineFailed(f"a step failed: {verdict.error}"))
             return
         sequence = request.sequence
         if verdict is not None:
@@ -272,7 +234,7 @@ class Batcher:
         for counts in (request.counts, self.speculation):
             counts.add_round(drafted, accepted)
         self.totals.generated_tokens += len(tokens)
-        self._advance_drafts(request, drafted, accepted, len(tokens))
+        self._gate.advance(request, drafted, accepted, len(tokens))
         scores = verdict.logprobs
         made = [
             Token(token, drafted=i < accepted, logprobs=scores[i] if scores else None)
@@ -299,19 +261,6 @@ class Batcher:
                 return tokens[: index + 1], Reason.LENGTH
         return tokens, None
 
-    def _advance_drafts(self, request: Request, drafted: int, accepted: int, new: int) -> None:
-        drafts = request.drafts
-        if drafts is None:
-            return
-        now = time.monotonic()
-        answered = drafts.tail.exhausted
-        drafts.tail.advance(drafted, new)
-        self._confirmed_at[request] = now
-        wish = self._wishes.get(request, NO_DRAFTS)
-        if wish.k and request.room_for_drafts:
-            request.window.observe(Round(drafted, accepted, answered), now)
-        self._tell_drafter(request, request.window.wish(now).window)
-
     def _fail(self, request: Request, error: Exception) -> None:
         if not request.ended:
             self.totals.failed += 1
@@ -321,11 +270,10 @@ class Batcher:
     def _end(self, request: Request) -> None:
         request.ended = True
         self.scheduler.remove(request)
-        self._confirmed_at.pop(request, None)
         if request.drafts is not None:
             request.drafts.tail.finish()
             self._hub.close(request.drafts)
-        self._arrived.set()
+        self._gate.forget(request)
         self._wake.set()
 
     def _note_end(self, task: asyncio.Task[None]) -> None:

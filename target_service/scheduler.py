@@ -85,11 +85,15 @@ class Scheduler:
                 line.remove(request)
         self._free(request)
 
-    def plan(self, drafts_of: Callable[[Request], list[int]]) -> Plan:
+    def plan(
+        self,
+        drafts_of: Callable[[Request], list[int]],
+        sits_out: Callable[[Request], bool] = lambda request: False,
+    ) -> Plan:
         """The next step. Running texts go first, then prompts in order of arrival."""
         self._admit()
         plan = Plan()
-        ready = [request for request in self.running if not request.output.full]
+        ready = [each for each in self.running if not each.output.full and not sits_out(each)]
         ready.sort(key=lambda request: (request.sequence.num_pending > 1, request.arrival))
         singles = [request.sequence.num_pending == 1 for request in ready]
         unread = sum(request.sequence.num_pending for request in ready) - sum(singles)

@@ -129,5 +129,5 @@ class StatusReporter:
             accepted_per_position=counts.accepted_per_position,
             unused={reason.value: count for reason, count in drafts.unused.items()},
             frames=frames | dict(self._hub.frames),
-            wait_s=self._batcher.totals.draft_wait_s,
+            wait_s=self._batcher.draft_wait_s,
         )

@@ -37,16 +37,26 @@ class Verdict:
     """The next tokens of the prompt, when those were asked for."""
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One share of a step cannot be judged; the others can."""
+
+    error: Exception
+
+
 class Verifier:
     """Runs plans. Every call happens on the device thread."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
 
-    def run(self, plan: Plan) -> list[Verdict | None]:
-        """One verdict a share, None for a chunk that does not end its prefix."""
+    def run(self, plan: Plan) -> list[Outcome]:
+        """One outcome a share, None for a chunk that does not end its prefix.
+
+        Raises what the forward raises: that concerns everybody in the step.
+        """
         logits = self._runner.forward(plan.batch)  # [num_logits, vocab]
-        verdicts: list[Verdict | None] = []
+        verdicts: list[Outcome] = []
         row = 0
         for share, item in zip(plan.shares, plan.batch.items, strict=True):
             if item.num_logits == 0:
@@ -55,9 +65,15 @@ class Verifier:
             chooser = share.request.chooser
             assert isinstance(chooser, TokenChooser)
             rows = logits[row : row + item.num_logits]
-            verdicts.append(judge(rows, chooser, share, item))
+            try:
+                verdicts.append(judge(rows, chooser, share, item))
+            except Exception as error:  # the batcher logs it and fails this request
+                verdicts.append(Failure(error))
             row += item.num_logits
         return verdicts
+
+
+Outcome = Verdict | Failure | None
 
 
 def judge(

@@ -17,7 +17,7 @@ from target_service.draft_link import DraftedSequence
 from target_service.draft_tail import DraftTotals, ProposedTokens
 from target_service.request import Request
 from target_service.scheduler import Plan, Planned, Scheduler
-from target_service.verifier import Verdict
+from target_service.verifier import Failure, Outcome, Verdict
 from target_service.window import StepCost
 from tests.support.draft_stream import make_hello
 from tests.support.target_parts import VOCAB_SIZE, CollectedOutput, make_request
@@ -52,6 +52,7 @@ class FunctionModel:
 
     def __init__(self) -> None:
         self.fails: Callable[[Request], bool] = lambda request: False
+        self.cannot_judge: Callable[[Request], bool] = lambda request: False
         self.step_s = 0.0
         self.num_steps = 0
         self.running = threading.Event()
@@ -71,16 +72,19 @@ class FunctionModel:
         """Until a step is on the device."""
         assert await asyncio.to_thread(self.running.wait, WAIT_S)
 
-    def run(self, plan: Plan) -> list[Verdict | None]:
+    def run(self, plan: Plan) -> list[Outcome]:
         """One step."""
         self.num_steps += 1
         self.running.set()
         assert self._gate.wait(WAIT_S)
         time.sleep(self.step_s)
-        verdicts: list[Verdict | None] = []
+        verdicts: list[Outcome] = []
         for share, item in zip(plan.shares, plan.batch.items, strict=True):
             if self.fails(share.request):
                 raise ArithmeticError("poisoned")
+            if self.cannot_judge(share.request):
+                verdicts.append(Failure(ArithmeticError("no finite logit")))
+                continue
             verdicts.append(None if item.num_logits == 0 else self._verify(share, item))
         return verdicts
 
@@ -217,7 +221,7 @@ class Target:
             assert self.pool.num_used == 0
             assert open_tokens == 0
             assert self.num_drafted_sequences == 0
-            assert not self.batcher._confirmed_at
+            assert not self.batcher._gate._since
 
 
 @contextlib.asynccontextmanager

@@ -11,6 +11,7 @@ from outrider.params import SpeculationMode
 from outrider.serving.errors import EngineFailed, Overloaded, Unavailable
 from target_service.request import Reason, Request
 from target_service.stream import TokenStream
+from target_service.window import FIXED_WAIT_S
 from tests.support.function_target import (
     STOP_ID,
     WAIT_S,
@@ -69,7 +70,7 @@ async def test_late_drafts_are_waited_for_only_within_the_limit():
         prompt = next([n] for n in range(1, 97) if len(solo([n], 100)) == 100)
         target.submit(prompt, 100, mode=SpeculationMode.AUTO, max_wait_s=0.02)
         await target.settle()
-        assert target.batcher.totals.draft_wait_s < 0.2
+        assert target.batcher.draft_wait_s < 0.2
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -256,6 +257,40 @@ async def test_an_error_comes_behind_the_tokens_before_it():
         assert ids == solo([3, 3], 40)[:3]
 
 
+async def test_a_fixed_request_that_waits_holds_up_nobody_else():
+    """It sits out steps while others go on; alone it waits as it asked."""
+    async with running_target(max_sequences=3) as target:
+        target.hub.late = True
+        fixed = target.submit([5, 5], 30, mode=SpeculationMode.FIXED, draft_tokens=2)
+        await asyncio.sleep(0.02)
+        quick = [target.submit([3, n], 40) for n in (3, 4, 5)]  # one of them has to queue
+        async with asyncio.timeout(FIXED_WAIT_S):
+            while not all(request.ended for request in quick):
+                await asyncio.sleep(0.001)
+        for request, n in zip(quick, (3, 4, 5), strict=True):
+            assert output_of(request).ids == solo([3, n], 40)
+        assert fixed.num_generated == 1
+        target.hub.late = False
+        target.hub.update(fixed.drafts, 5)
+        await target.settle()
+        assert output_of(fixed).ids == solo([5, 5], 30)
+
+
+async def test_what_cannot_be_judged_ends_alone():
+    """Logits that no token can be chosen from concern one request, not the engine."""
+    async with running_target() as target:
+        others = [target.submit([3, n], 20) for n in (3, 4)]
+        bad = target.submit([7, 7], 20)
+        target.model.cannot_judge = lambda request: request is bad and request.num_generated >= 3
+        await target.settle()
+        assert isinstance(output_of(bad).error, EngineFailed)
+        assert output_of(bad).ids == solo([7, 7], 20)[:3]
+        for request, n in zip(others, (3, 4), strict=True):
+            assert output_of(request).ids == solo([3, n], 20)
+        assert target.batcher.totals.failed == 1
+        assert target.model.num_steps <= 22  # nobody's step was run again
+
+
 async def test_an_idle_target_does_nothing():
     """Without work there are no steps, and paused requests do not make the loop spin."""
     async with running_target() as target:
@@ -263,7 +298,7 @@ async def test_an_idle_target_does_nothing():
         output_of(request).full = True
         steps = []
         plan = target.scheduler.plan
-        target.scheduler.plan = lambda drafts_of: steps.append(1) or plan(drafts_of)
+        target.scheduler.plan = lambda *args: steps.append(1) or plan(*args)
         await asyncio.sleep(0.05)
         assert len(steps) <= 2
         assert target.model.num_steps <= 1
