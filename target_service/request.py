@@ -147,6 +147,8 @@ class Request:
     """Prompt tokens that came from the prefix cache, known once it has run."""
     num_scored: int = 0
     """Prompt tokens whose log-probabilities were delivered."""
+    submitted_s: float = 0.0
+    """When it joined the waiting line."""
     ended: bool = False
 
     @property

@@ -6,6 +6,7 @@ are not computed yet, one for a running text, many for a prompt.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -14,6 +15,8 @@ from outrider.engine.block_pool import BlockPool
 from outrider.engine.sparse_probs import SparseProbs
 from target_service.request import Request
 
+_AGEING_S = 1.0
+"""Seconds in the waiting line that are worth one step of priority."""
 _PROMPT_SHARE = 4
 """One part in this many of a step is kept from drafts while prompts are read."""
 
@@ -49,6 +52,7 @@ class Scheduler:
         step_tokens: int,
         max_waiting: int,
         prefix_cache: bool = True,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if max_sequences > step_tokens:
             raise ValueError(
@@ -60,6 +64,7 @@ class Scheduler:
         self.num_preemptions = 0
         self.num_cached_tokens = 0
         self._prefix_cache = prefix_cache
+        self._clock = clock
         self._max_sequences = max_sequences
         self._step_tokens = step_tokens
         self._max_waiting = max_waiting
@@ -76,6 +81,7 @@ class Scheduler:
 
     def add(self, request: Request) -> None:
         """Put a request into the waiting line."""
+        request.submitted_s = self._clock()
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:
@@ -137,7 +143,7 @@ class Scheduler:
             able = [each for each in self.waiting if each.may_start and not each.output.full]
             if not able:
                 return
-            request = min(able, key=lambda each: (-each.priority, each.arrival))
+            request = min(able, key=self._turn)
             cached = self._cached_blocks(request)
             if self._fits(request, cached):
                 self.waiting.remove(request)
@@ -147,6 +153,11 @@ class Scheduler:
                 self._preempt(min(self.running, key=_gives_way))
             else:
                 return
+
+    def _turn(self, request: Request) -> tuple[float, int]:
+        """Smallest first. Waiting raises a priority, so that nobody waits for ever."""
+        aged = request.priority + (self._clock() - request.submitted_s) / _AGEING_S
+        return -aged, request.arrival
 
     def _cached_blocks(self, request: Request) -> list[int]:
         """Blocks that hold the request's beginning; at least one token is left to compute."""

@@ -287,3 +287,32 @@ def test_sequences_must_fit_into_a_step():
     """Each running text needs a token in every step: settings that cannot keep that are refused."""
     with pytest.raises(ValueError, match="max_sequences"):
         make_scheduler(10, max_sequences=9, step_tokens=8)
+
+
+def test_waiting_raises_a_priority() -> None:
+    """The higher priority goes first, but not past one that has waited longer than it is worth."""
+    now = 0.0
+    scheduler = Scheduler(
+        BlockPool(64, BLOCK_SIZE),
+        max_sequences=1,
+        step_tokens=32,
+        max_waiting=10,
+        clock=lambda: now,
+    )
+    running, low, high = make_request([1], 5), make_request([2], 5), make_request([3], 5)
+    low.priority, high.priority = -20, 20
+    scheduler.add(running)
+    scheduler.plan(lambda request: [])
+    scheduler.add(low)
+    now = 39.0
+    scheduler.add(high)
+    scheduler.remove(running)
+    scheduler.plan(lambda request: [])
+    assert scheduler.running == [high]
+    now = 80.0
+    late = make_request([4], 5)
+    late.priority = 20
+    scheduler.add(late)
+    scheduler.remove(high)
+    scheduler.plan(lambda request: [])
+    assert scheduler.running == [low]
