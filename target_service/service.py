@@ -11,8 +11,9 @@ import grpc
 import structlog
 
 from outrider.engine.block_pool import BlockPool
+from outrider.engine.device import free_bytes
 from outrider.engine.fingerprints import token_table_hash
-from outrider.engine.memory import PoolSize, block_bytes, free_host_bytes
+from outrider.engine.memory import PoolSize, block_bytes
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import numerics_id, prepare_cpu
 from outrider.engine.runner import Runner
@@ -55,8 +56,6 @@ class TargetService:
     async def start(self, set_healthy: Callable[[bool], None]) -> None:
         """Load the model, then begin to run steps and to look for drafters."""
         settings = self._settings
-        if settings.dtype != "float32":
-            raise ValueError(f"dtype must be float32 in this version, got {settings.dtype}")
         runner, identity = await self._device.run(self._load)
         model, num_blocks = runner.model.config, runner.cache.num_blocks
         limits = self._limits(model.max_model_len, num_blocks)
@@ -113,12 +112,12 @@ class TargetService:
         settings = self._settings
         folder = resolve(settings.model)
         prepare_cpu(settings.threads or os.cpu_count() or 1)
-        model = LlamaModel.load(folder)
+        model = LlamaModel.load(folder, settings.dtype, settings.device)
         size = PoolSize(
             settings.kv_tokens, settings.kv_blocks, settings.kv_bytes, settings.kv_fraction
         )
         each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
-        num_blocks = size.num_blocks(each, BLOCK_SIZE, free_host_bytes())
+        num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
         runner = Runner(model, num_blocks, BLOCK_SIZE)
         identity = Identity(
             model_name=display_name(settings.model),

@@ -171,7 +171,7 @@ def _guess(row: torch.Tensor, chooser: TokenChooser, vocab_size: int, share: Sha
 def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
     folder = resolve(settings.model)
     prepare_cpu(settings.threads or os.cpu_count() or 1)
-    model = LlamaModel.load(folder)
+    model = LlamaModel.load(folder, settings.dtype, settings.device)
     num_blocks = settings.kv_tokens // BLOCK_SIZE
     runner = Runner(model, num_blocks, BLOCK_SIZE)
     runner.forward(Batch([BatchItem([0], 0, [0], 1)]))

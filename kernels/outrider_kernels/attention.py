@@ -1,4 +1,4 @@
-"""Paged attention on the CPU: one ragged batch, and rows that do not feel each other.
+"""Paged attention in plain torch: one ragged batch, and rows that do not feel each other.
 
 The cache of a layer is [num_blocks, block_size, kv_heads, head_dim] for keys and for values.
 Prefill chunks, single tokens and drafts under verification are the same case: some query tokens of
@@ -13,6 +13,9 @@ a sequence at absolute positions, each seeing the keys up to its own.
 A row's result is a function of its query and of the keys it sees: each product has the same shape
 whatever shares the step, hidden keys weigh exactly zero, and adding the zeros of further chunks
 changes nothing. All index arithmetic happens once a step, in `plan_attention`.
+
+Queries and cache may be narrower than float32; they are widened after they are gathered, and only
+the result is rounded.
 """
 
 from __future__ import annotations
@@ -42,6 +45,15 @@ class TileGroup:
     )  # int64 [tiles * kv_heads * chunks * KEY_CHUNK], the cache's (slot, head)
     mask: torch.Tensor  # float32 [tiles, 1, chunks, rows, KEY_CHUNK], 0 or -inf
 
+    def to(self, device: torch.device) -> TileGroup:
+        """The same on a device."""
+        return TileGroup(
+            self.shape,
+            self.query_rows.to(device),
+            self.key_rows.to(device),
+            self.mask.to(device),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
@@ -51,17 +63,21 @@ class AttentionPlan:
     out_rows: torch.Tensor
     """int64 [num_rows * heads]: where the groups' outputs hold each (token, head)."""
 
+    def to(self, device: torch.device) -> AttentionPlan:
+        """The same on a device."""
+        return AttentionPlan([group.to(device) for group in self.groups], self.out_rows.to(device))
+
 
 def paged_attention(
     q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, plan: AttentionPlan
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(head_dim)) v for q [num_rows, heads, head_dim]; same shape."""
     head_dim = q.shape[-1]
-    queries = (q * head_dim**-0.5).view(-1, head_dim)
+    queries = (q.float() * head_dim**-0.5).view(-1, head_dim)
     k_rows, v_rows = k_cache.view(-1, head_dim), v_cache.view(-1, head_dim)
     outs = [_attend(queries, k_rows, v_rows, group) for group in plan.groups]
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
-    return out.index_select(0, plan.out_rows).view_as(q)
+    return out.index_select(0, plan.out_rows).view_as(q).to(q.dtype)
 
 
 def _attend(
@@ -71,8 +87,8 @@ def _attend(
     num_tiles, kv_heads, num_chunks, num_rows = group.shape
     head_dim = queries.shape[1]
     tile_queries = queries.index_select(0, group.query_rows).view(-1, num_rows, head_dim)
-    keys = k_rows.index_select(0, group.key_rows).view(-1, KEY_CHUNK, head_dim)
-    values = v_rows.index_select(0, group.key_rows).view(-1, KEY_CHUNK, head_dim)
+    keys = k_rows.index_select(0, group.key_rows).float().view(-1, KEY_CHUNK, head_dim)
+    values = v_rows.index_select(0, group.key_rows).float().view(-1, KEY_CHUNK, head_dim)
 
     scores = torch.bmm(tile_queries, keys.transpose(1, 2))
     scores = scores.view(num_tiles, kv_heads, num_chunks, num_rows, KEY_CHUNK).add_(group.mask)

@@ -5,6 +5,10 @@ the number of rows that it ever sees is kept where every row comes out the same,
 numbers these are depends on the library and the processor; a `RowPlan` says it, and whoever makes
 one checks it first.
 
+Every product is a float32 product. Narrower weights are widened on the way, a few columns at a
+time, so that the wide copy stays in the processor's cache: half the memory, the sums of float32,
+and rows as independent as float32's on any processor.
+
 Weights are [in, out], the transpose of what checkpoints hold: the library reads them faster so.
 """
 
@@ -14,6 +18,11 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+
+_WIDENED_VALUES = 1 << 19
+"""Values of a weight that are float32 at one time: 2 MiB."""
+_COLUMN_STEP = 64
+"""Columns are widened in multiples of this, so that each row of the copy is whole cache lines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +43,43 @@ class RowPlan:
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plan: RowPlan
 ) -> torch.Tensor:
-    """x @ weight + bias for x [rows, in], weight [in, out], bias [out]; [rows, out]."""
-    if plan.tile_rows is not None:
-        y = _in_tiles(x, weight, plan.tile_rows)
-    elif x.shape[0] < plan.min_rows:
-        y = _padded(x, weight, plan.min_rows)
-    elif x.shape[0] <= plan.max_rows:
-        y = torch.mm(x, weight)
+    """x @ weight + bias for x [rows, in], weight [in, out], bias [out]; [rows, out] like x.
+
+    weight and x may be float32 or narrower; sums and the bias, float32 too, are not narrower.
+    """
+    wide = x.float()
+    if weight.dtype == torch.float32:
+        y = _product(wide, weight, plan)
     else:
-        num_parts = -(-x.shape[0] // plan.max_rows)  # of nearly equal size, so none is too small
-        y = torch.cat([torch.mm(part, weight) for part in x.tensor_split(num_parts)])
+        y = _widening_product(wide, weight, plan)
     # Added on its own: a product that starts from the bias may take another kernel.
-    return y if bias is None else y.add_(bias)
+    y = y if bias is None else y.add_(bias)
+    return y.to(x.dtype)
+
+
+def _product(x: torch.Tensor, weight: torch.Tensor, plan: RowPlan) -> torch.Tensor:
+    """x @ weight in float32, in pieces of as many rows as the plan allows."""
+    if plan.tile_rows is not None:
+        return _in_tiles(x, weight, plan.tile_rows)
+    if x.shape[0] < plan.min_rows:
+        return _padded(x, weight, plan.min_rows)
+    if x.shape[0] <= plan.max_rows:
+        return torch.mm(x, weight)
+    num_parts = -(-x.shape[0] // plan.max_rows)  # of nearly equal size, so none is too small
+    return torch.cat([torch.mm(part, weight) for part in x.tensor_split(num_parts)])
+
+
+def _widening_product(x: torch.Tensor, weight: torch.Tensor, plan: RowPlan) -> torch.Tensor:
+    """x @ weight in float32 for a narrower weight, some of its columns at a time."""
+    num_in, num_out = weight.shape
+    width = max(1, _WIDENED_VALUES // num_in // _COLUMN_STEP) * _COLUMN_STEP
+    y = x.new_empty(x.shape[0], num_out)
+    scratch = x.new_empty(num_in * min(width, num_out))
+    for begin in range(0, num_out, width):
+        columns = weight[:, begin : begin + width]
+        widened = scratch[: columns.numel()].view(columns.shape).copy_(columns)
+        y[:, begin : begin + width] = _product(x, widened, plan)
+    return y
 
 
 def _padded(x: torch.Tensor, weight: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -16,11 +16,17 @@ class KVCache:
     """Keys and values of `num_blocks` blocks."""
 
     def __init__(
-        self, config: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype
+        self,
+        config: ModelConfig,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size  # tokens
         # One tensor a layer: zeros are not backed by memory before they are written.
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(config.num_layers)]
+        layers = range(config.num_layers)
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]

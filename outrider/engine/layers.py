@@ -17,15 +17,15 @@ from outrider.engine.config import ModelConfig, ModelError
 class Projection:
     """A matrix, applied as x @ weight + bias."""
 
-    weight: torch.Tensor  # [in, out]
-    bias: torch.Tensor | None = None  # [out]
+    weight: torch.Tensor  # [in, out], in the model's dtype
+    bias: torch.Tensor | None = None  # float32 [out]
 
 
 @dataclass(frozen=True, slots=True)
 class Layer:
     """One decoder layer. Projections that read the same input are one matrix."""
 
-    attention_norm: torch.Tensor  # [hidden]
+    attention_norm: torch.Tensor  # float32 [hidden], like all norms
     qkv: Projection  # queries, then keys, then values
     query_key_norm: torch.Tensor | None
     """[heads + kv_heads, head_dim]: each query head's weights, then each key head's"""
@@ -56,7 +56,9 @@ class TensorReader:
         for name, num_out in num_outs.items():
             weights.append(self.take(f"{prefix}.{name}.weight", num_out))
             bias = self._tensors.pop(f"{prefix}.{name}.bias", None)
-            biases.append(torch.zeros(num_out) if bias is None else bias)
+            if bias is None:
+                bias = torch.zeros(num_out, device=weights[-1].device)
+            biases.append(bias)
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         has_bias = any(bias.any() for bias in biases)
         return Projection(weight.t().contiguous(), torch.cat(biases) if has_bias else None)

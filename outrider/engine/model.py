@@ -12,7 +12,8 @@ from pathlib import Path
 
 import torch
 
-from outrider.engine.config import ModelConfig, ModelError
+from outrider.engine.config import ModelConfig
+from outrider.engine.device import parse_device, parse_dtype
 from outrider.engine.fingerprints import weights_fingerprint
 from outrider.engine.kv_cache import KVCache
 from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
@@ -43,14 +44,15 @@ class LlamaModel:
         tensors: dict[str, torch.Tensor],
         *,
         weights_fingerprint: str,
-        device: str = "cpu",
     ) -> None:
         """Take the checkpoint's tensors; empties `tensors`, so that none is held twice."""
         self.config = config
         self.weights_fingerprint = weights_fingerprint
-        self.dtype = torch.float32
         reader = TensorReader(tensors)
         self._embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
+        self.dtype = self._embedding.dtype
+        """Of weights, activations and cache; sums, norms, softmax and logits are float32."""
+        self.device = self._embedding.device
         self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
         self._final_norm = reader.take("model.norm.weight", config.hidden_size)
         if config.tied_head:
@@ -60,27 +62,23 @@ class LlamaModel:
             head = reader.take("lm_head.weight", config.vocab_size)
         self._head = Projection(head.t().contiguous())
         reader.require_empty()
-        self._cos, self._signed_sin = _rotary_tables(config)
+        cos, signed_sin = _rotary_tables(config)
+        self._cos, self._signed_sin = cos.to(self.device), signed_sin.to(self.device)
         self.row_plan: RowPlan = choose_row_plan(self._probe_weights())
-        self.ops: Ops = select_ops(torch.device(device), self.row_plan)
+        self.ops: Ops = select_ops(self.device, self.row_plan)
 
     @staticmethod
-    def load(
-        folder: Path | str, dtype: torch.dtype = torch.float32, device: str = "cpu"
-    ) -> LlamaModel:
+    def load(folder: Path | str, dtype: str = "float32", device: str = "cpu") -> LlamaModel:
         """Read a model folder; ModelError says what is missing or not supported."""
         folder = Path(folder)
-        if dtype != torch.float32 or device != "cpu":
-            raise ModelError(f"only float32 on cpu is supported, not {dtype} on {device}")
+        place = parse_device(device)
         config = ModelConfig.load(folder)
-        tensors = load_weights(folder, dtype)
-        return LlamaModel(
-            config, tensors, weights_fingerprint=weights_fingerprint(folder), device=device
-        )
+        tensors = load_weights(folder, parse_dtype(dtype), place)
+        return LlamaModel(config, tensors, weights_fingerprint=weights_fingerprint(folder))
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty cache of the model's shape."""
-        return KVCache(self.config, num_blocks, block_size, self.dtype)
+        return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
 
     def forward(self, step: StepInput, cache: KVCache) -> torch.Tensor:
         """Write the tokens' keys and values and return logits, float32 [num_logits, vocab]."""
@@ -96,7 +94,7 @@ class LlamaModel:
             gate_up = ops.linear(normed, layer.gate_up.weight, layer.gate_up.bias)
             down = ops.linear(ops.silu_mul(gate_up), layer.down.weight, layer.down.bias)
             hidden = down.add_(hidden)
-        wanted = hidden.index_select(0, step.logit_rows)
+        wanted = hidden.index_select(0, step.logit_rows).float()
         normed = ops.rms_norm(wanted, self._final_norm, eps)
         return ops.linear(normed, self._head.weight, self._head.bias)
 

@@ -36,6 +36,8 @@ def prepare_cpu(num_threads: int) -> None:
         logger.warning("torch came before the CPU was prepared: its waiting threads may spin")
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ["OMP_NUM_THREADS"] = str(num_threads)
+    # Read when a GPU's library is first used: sums in the same order in every run.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     import torch
 
     torch.set_num_threads(num_threads)
@@ -69,7 +71,8 @@ def is_row_invariant(weight: torch.Tensor, plan: RowPlan) -> bool:
     from outrider_kernels.linear import linear
 
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(_PROBE_ROWS, weight.shape[0], generator=generator)
+    # Float32 rows, so that rounding the result hides nothing.
+    x = torch.randn(_PROBE_ROWS, weight.shape[0], generator=generator).to(weight.device)
     with torch.inference_mode():
         whole = linear(x, weight, None, plan)
         return all(
@@ -85,7 +88,7 @@ def numerics_id(model: LlamaModel) -> str:
     from outrider_kernels.ops import KERNELS_VERSION
     from outrider_kernels.version import NOISE_VERSION
 
-    parts = (
+    parts = [
         model.weights_fingerprint,
         str(model.dtype),
         f"torch {torch.__version__}",
@@ -93,6 +96,8 @@ def numerics_id(model: LlamaModel) -> str:
         f"mkl_cbwr {os.environ.get('MKL_CBWR', '')}",
         f"kernels {KERNELS_VERSION} {model.ops.name} {model.row_plan}",
         f"noise {NOISE_VERSION}",
-    )
+    ]
+    if model.device.type == "cuda":
+        parts.append(f"cuda {torch.version.cuda} {torch.cuda.get_device_name(model.device)}")
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return f"float32-{model.ops.name}-{model.row_plan}-{digest}"
+    return f"{str(model.dtype).removeprefix('torch.')}-{model.ops.name}-{model.row_plan}-{digest}"

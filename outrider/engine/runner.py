@@ -22,12 +22,13 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Compute the batch; float32 [sum(num_logits), vocab_size], rows in batch order."""
+        """Compute the batch; float32 [sum(num_logits), vocab_size] on the CPU, in batch order."""
         for item in batch.items:
             self._check(item)
         if not batch.items:
             return torch.empty(0, self.model.config.vocab_size)
-        return self.model.forward(self._step_input(batch), self.cache)
+        # Choosing tokens is the CPU's work, wherever the model runs.
+        return self.model.forward(self._step_input(batch), self.cache).cpu()
 
     def _check(self, item: BatchItem) -> None:
         """Raise ValueError for an item that would read or write outside its blocks."""
@@ -72,10 +73,11 @@ class Runner:
             kv_heads=config.num_kv_heads,
             num_rows=num_rows,
         )
+        device = self.model.device
         return StepInput(
-            token_ids=torch.from_numpy(token_ids),
-            positions=torch.from_numpy(positions),
-            slots=torch.from_numpy(slots),
-            logit_rows=torch.from_numpy(np.concatenate(logit_rows)),
-            attention=plan,
+            token_ids=torch.from_numpy(token_ids).to(device),
+            positions=torch.from_numpy(positions).to(device),
+            slots=torch.from_numpy(slots).to(device),
+            logit_rows=torch.from_numpy(np.concatenate(logit_rows)).to(device),
+            attention=plan.to(device),
         )

@@ -40,7 +40,7 @@ class GatewaySettings(_Checked):
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(50051, "Port of the gRPC front.", low=0, high=65535)
-    model: str = setting("smollm2-135m-instruct", "Model name or folder, for its tokenizer.")
+    model: str = setting("smollm2-135m-instruct", "As the target's; only its tokenizer is used.")
     served_name: str = setting("", "Name that clients use. Empty: the model's own.")
     targets: str = setting("127.0.0.1:50052", "Target addresses, comma-separated.")
     max_concurrent: int = setting(512, "Most requests at once.", low=1)
@@ -55,8 +55,11 @@ class TargetSettings(_Checked):
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(50052, "Port to listen on.", low=0, high=65535)
-    model: str = setting("smollm2-135m-instruct", "Model name or folder.")
-    dtype: str = setting("float32", "Precision of weights and arithmetic: float32.")
+    model: str = setting(
+        "smollm2-135m-instruct", "A name, a folder, a .gguf file, or org/name[@revision] on a hub."
+    )
+    dtype: str = setting("float32", "Of weights and cache: float32, or bfloat16 for half of it.")
+    device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
     threads: int = setting(0, "Threads of a step. 0: one a core.", low=0)
     kv_tokens: int = setting(0, "Tokens that the paged cache holds. All four 0: 16384.", low=0)
     kv_blocks: int = setting(0, "Its size in blocks of 16 tokens instead.", low=0)
@@ -86,7 +89,9 @@ class DraftSettings(_Checked):
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(50053, "Port to listen on.", low=0, high=65535)
     proposer: str = setting("ngram", "How it guesses: ngram or model.")
-    model: str = setting("", "Model name or folder of the model proposer.")
+    model: str = setting("", "The model proposer's; see the target's.")
+    dtype: str = setting("float32", "Of the model's weights and cache: float32 or bfloat16.")
+    device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
     threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0)
     kv_tokens: int = setting(16384, "Tokens that the model's paged cache holds.", low=16)
     max_sequences: int = setting(256, "Most open sequences.", low=1)

@@ -61,6 +61,16 @@ def qwen3_runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
     return Runner(LlamaModel.load(folder), NUM_BLOCKS)
 
 
+@pytest.fixture(scope="module")
+def bfloat16_runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    """The same in bfloat16, with biases."""
+    folder = make_tiny_model(
+        tmp_path_factory.mktemp("bfloat16"), hidden_size=72, heads=9, kv_heads=3, head_dim=16,
+        attention_bias=True, mlp_bias=True,
+    )  # fmt: skip
+    return Runner(LlamaModel.load(folder, "bfloat16"), NUM_BLOCKS)
+
+
 @pytest.fixture
 def restore_threads() -> Iterator[None]:
     """Put the number of threads back."""
@@ -125,19 +135,29 @@ def test_any_mix_gives_the_same_bits_with_head_norms(qwen3_runner: Runner, seed:
 
 
 @pytest.mark.usefixtures("restore_threads")
+@pytest.mark.parametrize("seed", range(6))
+def test_any_mix_gives_the_same_bits_in_bfloat16(bfloat16_runner: Runner, seed: int) -> None:
+    """The same in bfloat16: sums are float32's, and each result is rounded once."""
+    rng = random.Random(seed)
+    run_random_mix(bfloat16_runner, seed, [rng.randint(1, 150) for _ in range(rng.randint(1, 5))])
+
+
+@pytest.mark.usefixtures("restore_threads")
 @pytest.mark.timeout(120)
-def test_any_mix_gives_the_same_bits_on_the_real_model(smollm2_folder: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_any_mix_gives_the_same_bits_on_the_real_model(smollm2_folder: Path, dtype: str) -> None:
     """The same on SmolLM2, whose products are large enough for every kernel of the library."""
-    runner = Runner(LlamaModel.load(smollm2_folder), NUM_BLOCKS)
+    runner = Runner(LlamaModel.load(smollm2_folder, dtype), NUM_BLOCKS)
     run_random_mix(runner, 1, [37, 6, 15])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("restore_threads")
 @pytest.mark.timeout(900)
-def test_long_mixes_give_the_same_bits_on_the_real_model(smollm2_folder: Path) -> None:
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_long_mixes_give_the_same_bits_on_the_real_model(smollm2_folder: Path, dtype: str) -> None:
     """Longer texts over several chunks of keys."""
-    runner = Runner(LlamaModel.load(smollm2_folder), NUM_BLOCKS)
+    runner = Runner(LlamaModel.load(smollm2_folder, dtype), NUM_BLOCKS)
     for seed in range(2):
         run_random_mix(runner, seed, [300, 140, 20, 131, 1])
 
@@ -203,6 +223,7 @@ def test_the_probe_sees_products_that_feel_their_company(monkeypatch: pytest.Mon
     assert choose_row_plan([weight]) == RowPlan()
     monkeypatch.setattr(torch, "mm", moody)
     assert not is_row_invariant(weight, RowPlan())
+    assert not is_row_invariant(weight.bfloat16(), RowPlan())
     assert choose_row_plan([weight]) == RowPlan(tile_rows=32)
 
 
@@ -212,6 +233,8 @@ def test_numerics_id_names_weights_and_settings(
     """Equal for the same weights and settings, different when one of them is."""
     name = numerics_id(runner.model)
     assert name == numerics_id(runner.model)
-    assert name != numerics_id(LlamaModel.load(make_tiny_model(tmp_path, seed=1)))
+    other = make_tiny_model(tmp_path, seed=1)
+    assert name != numerics_id(LlamaModel.load(other))
+    assert numerics_id(LlamaModel.load(other, "bfloat16")).startswith("bfloat16-cpu-torch-")
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert name != numerics_id(runner.model)

@@ -29,7 +29,7 @@ class Case:
     def attend(self, num_rows: int | None = None) -> torch.Tensor:
         """The op's output for the tokens, with q padded to num_rows."""
         num_tokens, num_heads, head_dim = self.q.shape
-        padding = torch.zeros(max(0, (num_rows or 0) - num_tokens), num_heads, head_dim)
+        padding = self.q.new_zeros(max(0, (num_rows or 0) - num_tokens), num_heads, head_dim)
         q = torch.cat([self.q, padding])
         plan = plan_attention(
             self.query_lens,
@@ -92,6 +92,17 @@ def test_attention_equals_the_reference(
     """Any mix of lengths and positions, any grouping of heads, NaN in every unused slot."""
     case = make_case(shares, heads, kv_heads, head_dim)
     torch.testing.assert_close(case.attend(), case.reference(), rtol=1e-5, atol=2e-6)
+
+
+def test_narrow_queries_and_cache_are_rounded_once() -> None:
+    """bfloat16 in, float32 sums, bfloat16 out: the reference of the same numbers, rounded."""
+    case = make_case([(0, 40), (17, 1), (300, 5)], 9, 3, 16)
+    case.q, case.k_cache, case.v_cache = (
+        tensor.bfloat16() for tensor in (case.q, case.k_cache, case.v_cache)
+    )
+    out = case.attend()
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, case.reference(), rtol=1e-2, atol=1e-5)
 
 
 def test_padding_rows_stay_finite() -> None:

@@ -26,14 +26,23 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("plan", [RowPlan(), RowPlan(tile_rows=32)], ids=str)
 @pytest.mark.parametrize(("num_in", "num_out"), [(576, 960), (1536, 576), (100, 37)])
-def test_linear_rows_do_not_feel_their_company(plan: RowPlan, num_in: int, num_out: int) -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_linear_rows_do_not_feel_their_company(
+    plan: RowPlan, num_in: int, num_out: int, dtype: torch.dtype
+) -> None:
     """1 to 1,000 rows, any place in them: one result, and it is the matrix product."""
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1000, num_in, generator=generator)
-    weight = torch.randn(num_in, num_out, generator=generator)
+    x = torch.randn(1000, num_in, generator=generator).to(dtype)
+    weight = torch.randn(num_in, num_out, generator=generator).to(dtype)
     bias = torch.randn(num_out, generator=generator)
     whole = linear(x, weight, bias, plan)
-    torch.testing.assert_close(whole, x @ weight + bias, rtol=1e-4, atol=1e-3)
+    expected = x.float() @ weight.float() + bias
+    if dtype == torch.bfloat16:  # from bfloat16 numbers, and rounded only if the input was
+        torch.testing.assert_close(linear(x.float(), weight, bias, plan), expected, rtol=1e-4,
+                                   atol=1e-3)  # fmt: skip
+        torch.testing.assert_close(whole.float(), expected, rtol=5e-3, atol=1e-3)
+    else:
+        torch.testing.assert_close(whole, expected, rtol=1e-4, atol=1e-3)
     for begin, end in PARTS:
         assert torch.equal(linear(x[begin:end], weight, bias, plan), whole[begin:end])
 
@@ -58,23 +67,26 @@ def test_linear_keeps_within_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("threads")
 @pytest.mark.parametrize("width", [64, 100, 576, 1000])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(
     "op",
     [
         lambda x: rms_norm(x, torch.ones(x.shape[1]), 1e-5),
         silu_mul,
-        lambda x: rotary(x[:, None], torch.full_like(x, 0.3)[:, None], 2 * x[:1, None]),
+        lambda x: rotary(x[:, None], torch.full(x.shape, 0.3)[:, None], 2 * x[:1, None].float()),
     ],
     ids=["rms_norm", "silu_mul", "rotary"],
 )
 def test_small_operations_do_not_feel_their_company(
-    op: Callable[[torch.Tensor], torch.Tensor], width: int
+    op: Callable[[torch.Tensor], torch.Tensor], width: int, dtype: torch.dtype
 ) -> None:
     """Same bits at any place, in widths that are and are not multiples of a vector."""
     x = 4 * torch.randn(1000, width, generator=torch.Generator().manual_seed(0))
     x[1:] = x[torch.arange(999) % 7]  # so that the first row's angles suit every part
     x[0] = x[1]
+    x = x.to(dtype)
     whole = op(x)
+    assert whole.dtype == dtype
     for begin, end in PARTS:
         part = op(torch.cat([x[:1], x[begin:end]]))[1:]
         assert torch.equal(part, whole[begin:end])

@@ -1,0 +1,128 @@
+"""Precisions other than float32, and devices other than the CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.batch import Batch, BatchItem
+from outrider.engine.config import ModelError
+from outrider.engine.device import parse_device, parse_dtype
+from outrider.engine.model import LlamaModel
+from outrider.engine.runner import Runner
+from tests.support.tiny_models import make_tiny_model
+
+TOKEN_IDS = list(range(3, 203))
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama": {"attention_bias": True, "mlp_bias": True},
+    "qwen2-untied": {"arch": "qwen2", "tied_head": False},
+    "qwen3": {"arch": "qwen3", "head_dim": 24},
+}
+
+
+def logits(model: LlamaModel, token_ids: list[int]) -> torch.Tensor:
+    """Logits of every position."""
+    num_blocks = len(token_ids) // 16 + 1
+    item = BatchItem(token_ids, 0, list(range(num_blocks)), len(token_ids))
+    return Runner(model, num_blocks).forward(Batch([item]))
+
+
+def reference_logits(folder: Path, token_ids: list[int], dtype: torch.dtype) -> torch.Tensor:
+    """transformers' logits of every position, computed wholly in dtype."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
+    with torch.no_grad():
+        return model(torch.tensor([token_ids])).logits[0].float()
+
+
+def assert_as_close_as_transformers(folder: Path, token_ids: list[int]) -> None:
+    """Rounding to bfloat16 moves our logits no further than it moves transformers' own."""
+    exact = reference_logits(folder, token_ids, torch.float32)
+    theirs = (reference_logits(folder, token_ids, torch.bfloat16) - exact).square().mean()
+    ours = (logits(LlamaModel.load(folder, "bfloat16"), token_ids) - exact).square().mean()
+    assert ours <= 1.1 * theirs
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bfloat16_is_as_exact_as_transformers(tmp_path: Path, shape: str) -> None:
+    """Mean square distance from float32, on every shape."""
+    assert_as_close_as_transformers(make_tiny_model(tmp_path, **SHAPES[shape]), TOKEN_IDS)
+
+
+def test_bfloat16_is_as_exact_as_transformers_on_the_real_model(smollm2_folder: Path) -> None:
+    """The same on SmolLM2."""
+    prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
+    assert_as_close_as_transformers(smollm2_folder, prompt * 3)
+
+
+def test_bfloat16_takes_half_the_memory(tmp_path: Path) -> None:
+    """Weights and cache are half as large; vectors and logits stay float32."""
+    folder = make_tiny_model(tmp_path, attention_bias=True)
+    sizes = {}
+    for dtype in ("float32", "bfloat16"):
+        runner = Runner(LlamaModel.load(folder, dtype), 8)
+        layer = runner.model._layers[0]
+        sizes[dtype] = [layer.qkv.weight.nbytes, layer.down.weight.nbytes,
+                        runner.model._head.weight.nbytes, runner.cache.keys[0].nbytes]  # fmt: skip
+        assert layer.mlp_norm.dtype == layer.qkv.bias.dtype == torch.float32
+        assert runner.forward(Batch([BatchItem([1], 0, [0], 1)])).dtype == torch.float32
+    assert [2 * size for size in sizes["bfloat16"]] == sizes["float32"]
+
+
+def test_unknown_precisions_are_refused_by_name(tmp_path: Path) -> None:
+    """The error says which there are."""
+    with pytest.raises(ModelError, match=r"float32 or bfloat16, got 'int4'"):
+        LlamaModel.load(make_tiny_model(tmp_path), "int4")
+    assert parse_dtype("bfloat16") == torch.bfloat16
+
+
+@pytest.mark.parametrize("name", ["tpu", "cuda:", "cuda:x", "cuda:-1", "cpu:0", ""])
+def test_unknown_devices_are_refused_by_name(name: str) -> None:
+    """Only cpu and cuda:N."""
+    with pytest.raises(ModelError, match="device must be cpu or cuda:N"):
+        parse_device(name)
+
+
+def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No CUDA in torch, no device, too few devices: each says so."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ModelError, match="cuda:0 .*built without CUDA.*--device cpu"):
+        parse_device("cuda:0")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with pytest.raises(ModelError, match="no CUDA device or driver"):
+        parse_device("cuda")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with pytest.raises(ModelError, match="cuda:2 .* there are 2"):
+        parse_device("cuda:2")
+    assert parse_device("cuda") == torch.device("cuda", 0)
+    assert parse_device("cuda:1") == torch.device("cuda", 1)
+
+
+def test_every_tensor_of_a_step_is_made_on_the_models_device(tmp_path: Path) -> None:
+    """On the device that holds no data, a step that forgot to move a tensor fails."""
+    runner = Runner(LlamaModel.load(make_tiny_model(tmp_path)), 8)
+    runner.model.device = torch.device("meta")
+    step = runner._step_input(Batch([BatchItem([1, 2, 3], 0, [0], 1)]))
+    tensors = [step.token_ids, step.positions, step.slots, step.logit_rows]
+    tensors += [step.attention.out_rows]
+    for group in step.attention.groups:
+        tensors += [group.query_rows, group.key_rows, group.mask]
+    assert {tensor.device.type for tensor in tensors} == {"meta"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_cuda_agrees_with_the_cpu(tmp_path: Path, dtype: str) -> None:
+    """The same operations on a GPU give the CPU's logits but for rounding."""
+    folder = make_tiny_model(tmp_path, arch="qwen3", head_dim=24)
+    expected = logits(LlamaModel.load(folder, dtype), TOKEN_IDS)
+    found = logits(LlamaModel.load(folder, dtype, "cuda:0"), TOKEN_IDS)
+    assert found.device.type == "cpu"
+    tolerance = 1e-4 if dtype == "float32" else 3e-2
+    assert (found - expected).abs().max() <= tolerance * expected.abs().max()
