@@ -1,0 +1,79 @@
+"""Other precisions and other kinds of model files, through all three services."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.stacks import ask, full_stack
+from tests.support.tiny_gguf import write_gguf
+from tests.support.tiny_models import make_tiny_model
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Random weights; greedy, it soon repeats itself, so n-gram drafts are good."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", arch="qwen3", head_dim=32)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+async def test_off_and_on_say_the_same(qwen3: Path, dtype: str) -> None:
+    """Drafts change no token in either precision, and the target says which one it is."""
+    async with full_stack(qwen3, dtype=dtype) as (gateway, target):
+        off = await ask(gateway, "one river runs", 0, max_tokens=60)
+        for k in (1, 4, 8):
+            on = await ask(gateway, "one river runs", k, max_tokens=60)
+            assert (on.ids, on.text) == (off.ids, off.text)
+            assert on.finish.speculation.accepted > 0
+        assert (await target.status()).numerics_id.startswith(f"{dtype}-cpu-torch-")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+async def test_off_and_on_say_the_same_in_bfloat16_on_the_real_model(smollm2_folder: Path) -> None:
+    """SmolLM2 in bfloat16, greedy, with drafts that are sometimes right."""
+    async with full_stack(smollm2_folder, dtype="bfloat16", threads=2) as (gateway, _):
+        for text in ("One two three one two three one", "The capital of France is"):
+            off = await ask(gateway, text, 0, max_tokens=48)
+            on = await ask(gateway, text, 4, max_tokens=48)
+            assert on.ids == off.ids
+
+
+async def test_a_gguf_file_is_served(
+    qwen3: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gateway and target take the same file and answer as the folder that it was made from."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    gguf = write_gguf(qwen3, tmp_path / "tiny-f32.gguf")
+    async with full_stack(qwen3) as (gateway, _):
+        expected = await ask(gateway, "one river runs", 4, max_tokens=40)
+    async with full_stack(gguf) as (gateway, target):
+        answer = await ask(gateway, "one river runs", 4, max_tokens=40)
+        assert (answer.ids, answer.text) == (expected.ids, expected.text)
+        assert (await target.status()).model == "tiny-f32"
+
+
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--device=cuda:0"], "device cuda:0 cannot be used"),
+        (["--dtype=int4"], "dtype must be float32 or bfloat16, got 'int4'"),
+        (["--model=/nowhere/m.gguf"], "neither a model folder"),
+    ],
+)
+def test_what_cannot_be_used_ends_the_start_with_a_reason(
+    qwen3: Path, flags: list[str], reason: str
+) -> None:
+    """One line on standard error, no traceback, a failing exit status."""
+    command = [sys.executable, "-m", "outrider", "target", f"--model={qwen3}", "--port=0", *flags]
+    env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0
+    assert reason in done.stderr
+    assert "Traceback" not in done.stderr
