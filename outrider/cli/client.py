@@ -87,6 +87,7 @@ class Client:
         ]
         self._channel = grpc.insecure_channel(address, options=limits)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
+        self._call: Any = None
 
     def __enter__(self) -> Client:
         return self
@@ -96,7 +97,7 @@ class Client:
 
     def generate(self, question: Question, timeout_s: float | None) -> Iterator[Chunk | Finish]:
         """Events as they come. Leaving early cancels the request."""
-        call = self._stub.Generate(_to_proto(question), timeout=timeout_s)
+        call = self._call = self._stub.Generate(_to_proto(question), timeout=timeout_s)
         try:
             for message in call:
                 if message.HasField("chunk"):
@@ -105,6 +106,11 @@ class Client:
                     yield _finish(message.finish)
         finally:
             call.cancel()
+
+    def cancel(self) -> None:
+        """End the last `generate`, from any thread; it raises CANCELLED unless it has ended."""
+        if self._call is not None:
+            self._call.cancel()
 
 
 def _to_proto(question: Question) -> pb.GenerateRequest:

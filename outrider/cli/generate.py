@@ -1,8 +1,4 @@
-"""`outrider generate`: ask a gateway and stream the answer.
-
-Exit status: 0 answered, 2 wrong usage, 3 no gateway there, 4 the gateway refused the request,
-5 it is too busy, 1 anything else.
-"""
+"""`outrider generate`: ask a gateway and stream the answer. Exit statuses: see `exits.py`."""
 
 from __future__ import annotations
 
@@ -17,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.client import Chunk, Client, Finish, Question
+from outrider.cli.exits import EXIT_HELP, INTERRUPTED, report
 from outrider.params import (
     GenerationParams,
     SamplingParams,
@@ -27,19 +24,13 @@ from outrider.params import (
 )
 
 DRAFTED_STYLE = "green"
-EXIT_STATUS = {
-    grpc.StatusCode.UNAVAILABLE: 3,
-    grpc.StatusCode.INVALID_ARGUMENT: 4,
-    grpc.StatusCode.NOT_FOUND: 4,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: 5,
-}
 
 
 def _names(enum: type[Any]) -> click.Choice[str]:
     return click.Choice([member.value.replace("_", "-") for member in enum])
 
 
-@click.command()
+@click.command(epilog=EXIT_HELP)
 @click.argument("prompt")
 @click.option("--chat", is_flag=True, help="PROMPT is a user's turn; the model's template applies.")
 @click.option("--system", default=None, help="The system turn of a chat; implies --chat.")
@@ -90,7 +81,9 @@ def generate(prompt: str, timeout_s: float, address: str, as_json: bool, **given
             for event in client.generate(question, timeout_s):
                 show(event)
     except grpc.RpcError as error:
-        raise click.exceptions.Exit(_report(error, address)) from error
+        raise click.exceptions.Exit(report(error, address)) from error
+    except KeyboardInterrupt as interrupt:
+        raise click.exceptions.Exit(INTERRUPTED) from interrupt
 
 
 def _question(prompt: str, given: dict[str, Any]) -> Question:
@@ -156,14 +149,3 @@ class _Printer:
             f"in {event.rounds} rounds]",
             err=True,
         )
-
-
-def _report(error: grpc.RpcError, address: str) -> int:
-    """Say what failed; the exit status of it."""
-    code, details = error.code(), error.details()
-    if code is grpc.StatusCode.UNAVAILABLE:
-        message = f"no answer from a gateway at {address}: {details}"
-    else:
-        message = f"{code.name}: {details}"
-    click.echo(f"Error: {message}", err=True)
-    return EXIT_STATUS.get(code, 1)

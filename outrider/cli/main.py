@@ -15,6 +15,7 @@ COMMANDS = {
     "target": ("outrider.cli.services", "target", "Run the large model."),
     "draft": ("outrider.cli.services", "draft", "Run the drafter."),
     "generate": ("outrider.cli.generate", "generate", "Ask a gateway and stream the answer."),
+    "chat": ("outrider.cli.chat", "chat", "Talk with the model."),
     "doctor": ("outrider.cli.doctor", "doctor", "Say what is wrong here, in words."),
     "config": ("outrider.cli.config", "config", "Show all settings and where each is from."),
     "models": ("outrider.cli.models", "models", "Models that can be fetched by name."),
@@ -44,6 +45,8 @@ class LazyGroup(click.Group):
 
 @click.group(
     cls=LazyGroup,
+    epilog="Exit status: 0 done; 1 failed, with the reason on standard error; 2 wrong usage or "
+    "settings. Commands that ask a gateway have more: see their --help.",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.option(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from concurrent import futures
 
 import grpc
 import pytest
@@ -12,46 +11,15 @@ from click.testing import CliRunner
 
 from outrider.cli.demo import free_ports
 from outrider.cli.generate import generate
-from protos.outrider.v1 import inference_pb2 as pb
-from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2
-
-
-class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
-    """Remembers the request; answers two chunks and a finish, or an error."""
-
-    def __init__(self) -> None:
-        self.request: pb.GenerateRequest | None = None
-        self.error: grpc.StatusCode | None = None
-
-    def Generate(self, request, context):
-        self.request = request
-        if self.error is not None:
-            context.abort(self.error, "as scripted")
-        plain = sampling_pb2.GeneratedToken(id=5)
-        drafted = sampling_pb2.GeneratedToken(id=6, drafted=True, logprob=-0.5)
-        yield pb.GenerateResponse(chunk=pb.GenerateChunk(text="Good ", tokens=[plain]))
-        yield pb.GenerateResponse(chunk=pb.GenerateChunk(text="morning", tokens=[drafted]))
-        stats = sampling_pb2.SpeculationStats(rounds=1, drafted=2, accepted=1)
-        yield pb.GenerateResponse(
-            finish=pb.GenerateFinish(
-                reason=sampling_pb2.FINISH_REASON_STOP,
-                usage=sampling_pb2.Usage(prompt_tokens=3, completion_tokens=2),
-                seed=7,
-                speculation=stats,
-            )
-        )
+from protos.outrider.v1 import sampling_pb2
+from tests.support.scripted_gateway import ScriptedGateway, scripted_gateway
 
 
 @pytest.fixture
 def gateway() -> Iterator[tuple[ScriptedGateway, str]]:
     """A scripted gateway and its address."""
-    script = ScriptedGateway()
-    server = grpc.server(futures.ThreadPoolExecutor(2))
-    inference_pb2_grpc.add_InferenceServicer_to_server(script, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
-    yield script, f"127.0.0.1:{port}"
-    server.stop(0).wait(5)
+    with scripted_gateway() as script:
+        yield script, script.address
 
 
 def ask(address: str, *arguments: str, stdin: str | None = None):
@@ -125,6 +93,8 @@ def test_a_prompt_from_standard_input(gateway) -> None:
         (grpc.StatusCode.INVALID_ARGUMENT, 4),
         (grpc.StatusCode.NOT_FOUND, 4),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, 5),
+        (grpc.StatusCode.UNAVAILABLE, 3),
+        (grpc.StatusCode.DEADLINE_EXCEEDED, 6),
         (grpc.StatusCode.INTERNAL, 1),
     ],
 )

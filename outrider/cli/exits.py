@@ -1,0 +1,33 @@
+"""Exit statuses of the commands that ask a gateway, and of the command line as a whole."""
+
+from __future__ import annotations
+
+import signal
+
+import click
+import grpc
+
+ANSWERED, FAILED, USAGE, NO_GATEWAY, REFUSED, BUSY, OUT_OF_TIME = range(7)
+INTERRUPTED = 128 + signal.SIGINT
+BY_CODE = {
+    grpc.StatusCode.UNAVAILABLE: NO_GATEWAY,
+    grpc.StatusCode.INVALID_ARGUMENT: REFUSED,
+    grpc.StatusCode.NOT_FOUND: REFUSED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: BUSY,
+    grpc.StatusCode.DEADLINE_EXCEEDED: OUT_OF_TIME,
+}
+EXIT_HELP = (
+    "Exit status: 0 answered; 1 anything else went wrong; 2 wrong usage or settings; 3 no gateway "
+    "or no target there; 4 the request was refused; 5 too busy; 6 out of time; 130 interrupted."
+)
+
+
+def report(error: grpc.RpcError, address: str) -> int:
+    """Say what failed; the exit status of it."""
+    code, details = error.code(), error.details()
+    if code is grpc.StatusCode.UNAVAILABLE:
+        message = f"no answer from a gateway at {address}: {details}"
+    else:
+        message = f"{code.name}: {details}"
+    click.echo(f"Error: {message}", err=True)
+    return BY_CODE.get(code, FAILED)

@@ -1,0 +1,66 @@
+"""The command as a whole: its help, its exit statuses, completion by the shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from outrider.cli.main import COMMANDS, main
+
+
+def words(*arguments: str) -> str:
+    """The output of the command, spaces made one."""
+    result = CliRunner().invoke(main, list(arguments))
+    assert result.exit_code == 0, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_has_help(command: str) -> None:
+    """Each one in the list can be imported and says what it does, also in the list."""
+    assert "Usage: main " + command in words(command, "--help")
+    assert COMMANDS[command][2] in words("--help")
+
+
+@pytest.mark.parametrize("command", ["generate", "chat"])
+def test_exit_statuses_are_in_the_help(command: str) -> None:
+    """Who writes a script finds them where the flags are."""
+    text = words(command, "--help")
+    for status in ("0 answered", "2 wrong usage", "3 no gateway", "5 too busy", "130 interrupted"):
+        assert status in text
+    assert "0 done; 1 failed" in words("--help")
+    assert "Exit status: 0" in words("doctor", "--help")
+
+
+def complete(**variables: str) -> str:
+    """What the program prints for a shell."""
+    done = subprocess.run(
+        [sys.executable, "-m", "outrider"],
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell: str) -> None:
+    """Each shell's script is printed, for the command's own name."""
+    script = complete(_OUTRIDER_COMPLETE=f"{shell}_source")
+    assert "_OUTRIDER_COMPLETE" in script
+    assert "complete" in script
+
+
+def test_completion_knows_commands_and_flags() -> None:
+    """Subcommands complete, and so do flags made from settings."""
+    ask = {"_OUTRIDER_COMPLETE": "bash_complete"}
+    commands = complete(**ask, COMP_WORDS="outrider d", COMP_CWORD="1")
+    assert {"plain,doctor", "plain,draft"} <= set(commands.split())
+    flags = complete(**ask, COMP_WORDS="outrider target --max-wai", COMP_CWORD="2")
+    assert flags.split() == ["plain,--max-waiting"]
