@@ -52,15 +52,13 @@ class TensorReader:
 
     def projection(self, prefix: str, num_outs: Mapping[str, int]) -> Projection:
         """The named matrices one below the other, with biases where the checkpoint has them."""
-        weights, biases = [], []
+        weights, biases, has_bias = [], [], False
         for name, num_out in num_outs.items():
             weights.append(self.take(f"{prefix}.{name}.weight", num_out))
             bias = self._tensors.pop(f"{prefix}.{name}.bias", None)
-            if bias is None:
-                bias = torch.zeros(num_out, device=weights[-1].device)
-            biases.append(bias)
+            has_bias |= bias is not None
+            biases.append(torch.zeros(num_out, device=weights[-1].device) if bias is None else bias)
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        has_bias = any(bias.any() for bias in biases)
         return Projection(weight.t().contiguous(), torch.cat(biases) if has_bias else None)
 
     def require_empty(self) -> None:

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 import torch
 
+from outrider.engine import model as model_module
 from outrider.engine.batch import Batch, BatchItem
-from outrider.engine.config import ModelError
+from outrider.engine.config import ModelConfig, ModelError
 from outrider.engine.device import parse_device, parse_dtype
 from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
+from outrider.engine.weights import load_weights
+from outrider_kernels.linear import RowPlan
+from outrider_kernels.ops import select_ops
 from tests.support.tiny_models import make_tiny_model
 
 TOKEN_IDS = list(range(3, 203))
@@ -104,16 +108,26 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert parse_device("cuda:1") == torch.device("cuda", 1)
 
 
-def test_every_tensor_of_a_step_is_made_on_the_models_device(tmp_path: Path) -> None:
-    """On the device that holds no data, a step that forgot to move a tensor fails."""
-    runner = Runner(LlamaModel.load(make_tiny_model(tmp_path)), 8)
-    runner.model.device = torch.device("meta")
-    step = runner._step_input(Batch([BatchItem([1, 2, 3], 0, [0], 1)]))
-    tensors = [step.token_ids, step.positions, step.slots, step.logit_rows]
-    tensors += [step.attention.out_rows]
+def test_a_whole_step_stays_on_the_models_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On torch's device without data: nothing of a step or of its result is made elsewhere."""
+    folder = make_tiny_model(tmp_path, arch="qwen3", head_dim=24, attention_bias=True)
+    meta, plain = torch.device("meta"), select_ops(torch.device("cpu"), RowPlan())
+    monkeypatch.setattr(model_module, "choose_row_plan", lambda weights: RowPlan())
+    monkeypatch.setattr(model_module, "select_ops", lambda device, plan: plain)
+    tensors = load_weights(folder, torch.bfloat16, meta)
+    runner = Runner(LlamaModel(ModelConfig.load(folder), tensors, weights_fingerprint=""), 16)
+    step = runner._step_input(
+        Batch([BatchItem(TOKEN_IDS, 0, list(range(13)), 3), BatchItem([1], 20, [14, 15], 1)])
+    )
+    made = [step.token_ids, step.positions, step.slots, step.logit_rows, step.attention.out_rows]
     for group in step.attention.groups:
-        tensors += [group.query_rows, group.key_rows, group.mask]
-    assert {tensor.device.type for tensor in tensors} == {"meta"}
+        made += [group.query_rows, group.key_rows, group.mask]
+    with torch.inference_mode():
+        made.append(runner.model.forward(step, runner.cache))
+    assert {tensor.device for tensor in made} == {meta}
+    assert made[-1].shape == (4, 384)
 
 
 @pytest.mark.gpu
