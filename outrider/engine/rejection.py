@@ -6,22 +6,20 @@ normalised (Leviathan et al., arXiv 2211.17192; Chen et al., arXiv 2302.01318). 
 are behind the same filters. The draft, the coin and the replacement each have a noise stream of
 their own, keyed by seed and position; a token without a draft is chosen as in exact matching.
 
-All of it in float64 from float32 logits, one row at a time.
+One row at a time with numpy, as in `sampling`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from outrider.engine.sampling import Candidates, TokenChooser, keep_best, pick
 from outrider.engine.sparse_probs import MAX_SPARSE_ENTRIES, SparseProbs
 from outrider_kernels.noise import Stream, coin
-
-Probs = NDArray[np.float64]
 
 
 def replacement(
@@ -36,19 +34,25 @@ def replacement(
     `draft_probs` must give the draft a chance.
     """
     candidates = chooser.candidates(logits_row, history)
-    target = softmax(candidates)
-    lacking = target.copy()
-    total = sum(draft_probs.probs)  # 1 within the tolerance
-    shared = np.isin(candidates.ids, np.array(draft_probs.ids, np.int64))
-    for index in np.flatnonzero(shared):
-        lacking[index] -= draft_probs.of(int(candidates.ids[index])) / total
+    weights = np.exp(candidates.scores)  # not normalised
+    target_total = float(weights.sum(dtype=np.float64))
+    draft_total = sum(draft_probs.probs)  # 1 within the tolerance
     seed, position = chooser.sampling.seed, len(history)
-    target_prob = float(target[candidates.ids == draft].sum())
-    if coin(seed, position) * draft_probs.of(draft) / total < target_prob:
+    target_prob = float(weights[candidates.ids == draft].sum()) / target_total
+    if coin(seed, position) * draft_probs.of(draft) / draft_total < target_prob:
         return None
-    if not (lacking > 0).any():
-        lacking = target  # equal but for rounding, so that the draft itself may come again
-    token = _draw(candidates.ids, lacking, seed, position, Stream.RESIDUAL)
+    # Where the draft had no chance the target lacks all of its own: those scores stay as they are.
+    scores = candidates.scores.copy()
+    draft_prob_of = dict(zip(draft_probs.ids, draft_probs.probs, strict=True))
+    for place in np.flatnonzero(np.isin(candidates.ids, np.array(draft_probs.ids, np.int64))):
+        drafted = draft_prob_of[int(candidates.ids[place])] / draft_total * target_total
+        lacking = float(weights[place]) - drafted
+        scores[place] = math.log(lacking) if lacking > 0 else -math.inf
+    possible = scores > -np.inf
+    if not possible.any():  # equal but for rounding, so that the draft itself may come again
+        scores, possible = candidates.scores, candidates.scores > -np.inf
+    rest = Candidates(candidates.ids[possible], scores[possible] - scores.max())
+    token = pick(rest, seed, position, Stream.RESIDUAL)
     return None if token == draft else token
 
 
@@ -62,22 +66,10 @@ def draw_draft(
     candidates = chooser.candidates(logits_row, history)
     best = keep_best(candidates.scores, MAX_SPARSE_ENTRIES)
     ids = candidates.ids[best.ids]
-    probs = softmax(Candidates(ids, best.scores)).astype(np.float32)
+    weights = np.exp(best.scores.astype(np.float64))
+    probs = (weights / weights.sum()).astype(np.float32)
     ids, probs = ids[probs > 0], probs[probs > 0]
+    scores = np.log(probs.astype(np.float64) / float(probs.max())).astype(np.float32)
     seed, position = chooser.sampling.seed, len(history)
-    token = _draw(ids, probs.astype(np.float64), seed, position, Stream.DRAFT)
+    token = pick(Candidates(ids, scores), seed, position, Stream.DRAFT)
     return token, SparseProbs(tuple(ids.tolist()), tuple(probs.tolist()))
-
-
-def softmax(candidates: Candidates) -> Probs:
-    """The probability of each candidate."""
-    weights = np.exp(candidates.scores.astype(np.float64))
-    probs: Probs = weights / weights.sum()
-    return probs
-
-
-def _draw(ids: NDArray[np.int64], weights: Probs, seed: int, position: int, stream: int) -> int:
-    """One of the ids with a weight above 0, in proportion to the weights."""
-    possible = weights > 0
-    scores = np.log(weights[possible] / weights.max())
-    return pick(Candidates(ids[possible], scores.astype(np.float32)), seed, position, stream)
