@@ -62,6 +62,7 @@ class DraftClient:
         on_arrival: Callable[[], None],
         on_ready: Callable[[], None],
         on_lost: Callable[[list[int]], None],
+        on_refused: Callable[[int], None],
     ) -> None:
         self.address = address
         self.state = "connecting"
@@ -73,6 +74,7 @@ class DraftClient:
         self.frames: Counter[str] = Counter()
         self._hello = hello
         self._on_arrival, self._on_ready, self._on_lost = on_arrival, on_ready, on_lost
+        self._on_refused = on_refused
         self._links: dict[int, SequenceLink] = {}
         self._dirty: OrderedDict[int, SequenceLink] = OrderedDict()
         self._wake_writer = asyncio.Event()
@@ -298,6 +300,7 @@ class DraftClient:
         if gone.reason in (draft_pb2.SequenceGone.REASON_FULL, gone.REASON_TOO_LONG):
             link.refused = True
             link.tail.discard(Unused.LOST)
+            self._on_refused(gone.sequence_id)
         else:
             self._resync(link, Unused.LOST)
 

@@ -6,43 +6,62 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from outrider.serving.discovery import REFRESH_S, Resolve, needs_refresh, resolve, resolve_all
 from protos.outrider.v1 import draft_pb2
 from target_service.draft_client import DraftClient
 from target_service.draft_link import DraftedSequence
+from target_service.draft_tail import Unused
 
 
 class DraftHub:
     """Assigns sequences to drafters. Every method is immediate."""
 
     def __init__(
-        self, addresses: Sequence[str], hello: draft_pb2.Hello, on_arrival: Callable[[], None]
+        self,
+        addresses: Sequence[str],
+        hello: draft_pb2.Hello,
+        on_arrival: Callable[[], None],
+        resolve: Resolve = resolve,
     ) -> None:
+        self._addresses = addresses
+        self._hello = hello
+        self._on_arrival = on_arrival
+        self._resolve = resolve
         self._homes: dict[tuple[DraftClient, int], DraftedSequence] = {}
         self._homeless: dict[DraftedSequence, None] = {}
-        self._on_arrival = on_arrival
-        self.clients = [self._make_client(address, hello) for address in addresses]
+        self._discovery: asyncio.Task[None] | None = None
+        self._old_frames: Counter[str] = Counter()  # of drafters that are gone
+        self.clients: list[DraftClient] = []
+        if not needs_refresh(addresses):
+            self.clients = [self._make_client(address) for address in addresses]
 
     def start(self) -> None:
-        """Begin to connect to every drafter."""
+        """Begin to connect to every drafter, and to look for new ones behind names."""
         for client in self.clients:
             client.start()
+        if needs_refresh(self._addresses):
+            self._discovery = asyncio.create_task(self._discover(), name="drafter discovery")
 
     async def stop(self) -> None:
         """Hang up everywhere."""
+        if self._discovery is not None:
+            self._discovery.cancel()
+            await asyncio.wait({self._discovery})
         await asyncio.gather(*(client.stop() for client in self.clients))
 
     @property
     def frames(self) -> Counter[str]:
         """Frames of all drafters, by what became of them."""
-        return sum((client.frames for client in self.clients), Counter())
+        return sum((client.frames for client in self.clients), self._old_frames.copy())
 
     def open(self, sequence: DraftedSequence) -> None:
         """Find a drafter for the sequence, now or as soon as there is one."""
         ready = [client for client in self.clients if client.ready]
-        if not ready:
+        willing = [client for client in ready if client.address not in sequence.refused_by]
+        if not willing:
             self._homeless[sequence] = None
             return
-        client = min(ready, key=lambda each: (not each.responsive, each.num_sequences))
+        client = min(willing, key=lambda each: (not each.responsive, each.num_sequences))
         sequence.client = client
         sequence.sequence_id = client.open(sequence.confirmed, sequence.tail, sequence.facts)
         self._homes[client, sequence.sequence_id] = sequence
@@ -72,15 +91,45 @@ class DraftHub:
         if sequence.client is not None:
             sequence.client.note_vain_wait()
 
-    def _make_client(self, address: str, hello: draft_pb2.Hello) -> DraftClient:
+    async def _discover(self) -> None:
+        """Follow what the names stand for. A drafter that left is kept while it is connected."""
+        while True:
+            wanted = await resolve_all(self._addresses, self._resolve)
+            known = {client.address for client in self.clients}
+            for address in sorted(wanted - known):
+                client = self._make_client(address)
+                self.clients.append(client)
+                client.start()
+            for client in [each for each in self.clients if each.address not in wanted]:
+                if not client.ready:
+                    self.clients.remove(client)
+                    self._old_frames += client.frames
+                    await client.stop()
+            await asyncio.sleep(REFRESH_S)
+
+    def _make_client(self, address: str) -> DraftClient:
         client = DraftClient(
             address,
-            hello,
+            self._hello,
             on_arrival=self._on_arrival,
             on_ready=self._house_the_homeless,
             on_lost=lambda ids: self._move(client, ids),
+            on_refused=lambda sequence_id: self._try_another(client, sequence_id),
         )
         return client
+
+    def _try_another(self, client: DraftClient, sequence_id: int) -> None:
+        """A drafter has no room for a sequence: perhaps another one has."""
+        sequence = self._homes[client, sequence_id]
+        sequence.refused_by.add(client.address)
+        others = [each for each in self.clients if each.ready]
+        if all(each.address in sequence.refused_by for each in others):
+            return
+        del self._homes[client, sequence_id]
+        client.close(sequence_id)
+        sequence.client = None
+        sequence.tail.restart(Unused.LOST)
+        self.open(sequence)
 
     def _house_the_homeless(self) -> None:
         homeless, self._homeless = self._homeless, {}

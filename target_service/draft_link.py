@@ -7,7 +7,7 @@ moment of writing, so that a slow drafter gets one large update and never a back
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from outrider.params import SamplingParams, VerificationMode
@@ -46,6 +46,8 @@ class DraftedSequence:
     client: DraftClient | None = None
     sequence_id: int = 0
     """Its name on the client's stream."""
+    refused_by: set[str] = field(default_factory=set)
+    """Drafters, by address, that have no room for it."""
 
 
 @dataclass(frozen=True, slots=True)
