@@ -30,6 +30,7 @@ from tests.support.scripted_drafter import ScriptedDrafter, spawn_scripted_draft
 from tests.support.token_streams import (
     AUTO,
     OFF,
+    StepClock,
     TimedStream,
     assert_counts_balance,
     greedy,
@@ -165,6 +166,16 @@ class HalfOpen(Network):
         self._relay.resume()
 
 
+class HalfOpenUnnoticed(Network):
+    """The same, and nobody tells the target that its old connection is dead."""
+
+    async def strike(self) -> None:
+        self._relay.drop()
+
+    async def mend(self) -> None:
+        self._relay.resume()
+
+
 class ClosedStream:
     """Ends the stream with a status and refuses new ones."""
 
@@ -208,6 +219,12 @@ FAULTS: dict[str, Make] = {
 }
 
 
+LONG_FAULTS: dict[str, Make] = FAULTS | {
+    # Only keepalive finds this out, which takes up to 15 s.
+    "half_open_unnoticed": lambda known, *_: HalfOpenUnnoticed(known),
+}
+
+
 @dataclass(frozen=True)
 class Run:
     """What happened to eight streams."""
@@ -215,8 +232,8 @@ class Run:
     streams: list[TimedStream]
     struck_s: float
     mended_s: float
-    waited_s: float
-    """How long steps waited for drafts while the drafter was away."""
+    num_vain_waits: int
+    """Steps that waited for drafts to the deadline while the drafter was away."""
 
 
 @contextlib.asynccontextmanager
@@ -241,33 +258,34 @@ async def _is_in_state(target: Target, state: str) -> bool:
     return (await target.status()).state == state
 
 
-async def strike_and_mend(target: Target, drafter: Drafter, down_s: float) -> Run:
+async def strike_and_mend(target: Target, drafter: Drafter, clock: StepClock, down_s: float) -> Run:
     """Eight streams, the fault at their 20th token, and the end of it `down_s` later."""
     streams = [TimedStream() for _ in PROMPTS]
     async with asyncio.TaskGroup() as group, open_channel(target.address) as channel:
         for stream, prompt in zip(streams, PROMPTS, strict=True):
             group.create_task(stream.run(target.stub, greedy(prompt, NUM_TOKENS, AUTO), 80))
         await asyncio.gather(*(stream.wait_tokens(STRUCK_AT) for stream in streams))
-        waited_before_s = (await target.status()).speculation.wait_s
+        clock.vain_waits.clear()
+        clock.longest_s = 0.0
         await drafter.strike()
         struck_s = time.monotonic()
         await wait_until(lambda: _is_in_state(target, "degraded"), 5)
         assert await is_serving(channel)
         await asyncio.sleep(max(0.0, struck_s + down_s - time.monotonic()))
         assert await is_serving(channel)
-        status = await target.status()
-        assert status.state == "degraded"
-        waited_s = status.speculation.wait_s - waited_before_s
+        assert await _is_in_state(target, "degraded")
+        num_vain_waits = len(clock.vain_waits)
         await drafter.mend()
         mended_s = time.monotonic()
-    return Run(streams, struck_s, mended_s, waited_s)
+    return Run(streams, struck_s, mended_s, num_vain_waits)
 
 
 async def check(run: Run, target: Target, known: Known) -> None:
     """Same ids, one wait for the lost drafter, and drafts again for running requests."""
     for prompt, stream in zip(PROMPTS, run.streams, strict=True):
         assert stream.ids == known[tuple(prompt)]
-    assert run.waited_s < 2 * DEADLINE_S, "more than one wait for a drafter that is gone"
+    # A second one if the drafter's last words came while the first wait was on.
+    assert run.num_vain_waits <= 2, "steps wait for a drafter that is gone"
     drafted = [s.num_drafted_after(run.mended_s) for s in run.streams]
     assert all(drafted), f"accepted drafts after the restart, by stream: {drafted}"
     for stream in run.streams:
@@ -287,22 +305,21 @@ async def test_streams_go_on_without_their_drafter_and_with_it_again(
     target says that it is degraded and healthy, its steps wait once for drafts and not every round,
     and the same streams use drafts again."""
     async with faulty(FAULTS[fault], tiny_model, tmp_path) as (target, drafter, known):
-        slow_steps(target, 0.03)
-        run = await strike_and_mend(target, drafter, down_s=1.2)
+        clock = slow_steps(target, 0.03)
+        run = await strike_and_mend(target, drafter, clock, down_s=1.2)
         await check(run, target, known)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", LONG_FAULTS)
 async def test_no_stream_waits_for_a_drafter_that_is_gone(
     fault: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     """With steps of 150 ms and the drafter back after 15 s: the longest gap between two pieces is
     at most the draft deadline and two steps."""
-    step_s = 0.15
-    async with faulty(FAULTS[fault], tiny_model, tmp_path) as (target, drafter, known):
-        slow_steps(target, step_s)
-        run = await strike_and_mend(target, drafter, down_s=15)
+    async with faulty(LONG_FAULTS[fault], tiny_model, tmp_path) as (target, drafter, known):
+        clock = slow_steps(target, 0.15)
+        run = await strike_and_mend(target, drafter, clock, down_s=15)
         await check(run, target, known)
     for stream in run.streams:
-        assert max(stream.gaps_after(run.struck_s)) <= DEADLINE_S + 2 * step_s
+        assert max(stream.gaps_after(run.struck_s)) <= DEADLINE_S + 2 * clock.longest_s
