@@ -65,9 +65,9 @@ def slow_steps(target: Target, step_s: float) -> StepClock:
         clock.longest_s = max(clock.longest_s, time.monotonic() - started)
         return verdicts
 
-    def count_vain_wait(sequence: Any) -> None:
+    def count_vain_wait(*arguments: Any) -> None:
         clock.vain_waits.add(batcher.totals.steps)
-        note_vain_wait(sequence)
+        note_vain_wait(*arguments)
 
     batcher._run_step, hub.note_vain_wait = run_slowly, count_vain_wait
     return clock
