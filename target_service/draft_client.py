@@ -36,6 +36,8 @@ _SILENCE_S = 1.0
 _BACKOFF_S = (0.25, 4.0)
 _REFUSED_BACKOFF_S = 8.0
 """Pause after an answer that trying again cannot change, unless the drafter is replaced."""
+_MAX_RESYNCS = 16
+"""Of one sequence on one stream; each costs a whole prefix."""
 _PERMANENT = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -162,6 +164,10 @@ class DraftClient:
                 if _hides_status(error) and self._listen_s == _LISTEN_S[0]:
                     self._listen_s = _LISTEN_S[1]
                     continue
+                self._note_failure(error)
+            except Exception as error:  # a fault of ours must not end the connecting for ever
+                self.frames["crash"] += 1
+                log.error("drafter connection failed", address=self.address, exc_info=error)
                 self._note_failure(error)
             self._listen_s = _LISTEN_S[0]
             if self._was_ready:
@@ -295,6 +301,12 @@ class DraftClient:
             self._resync(link, Unused.LOST)
 
     def _resync(self, link: SequenceLink, reason: Unused) -> None:
+        """Send the prefix again; a drafter that needs it time and again gets it no more."""
+        link.num_resyncs += 1
+        if link.num_resyncs > _MAX_RESYNCS:
+            link.refused = True
+            link.tail.restart(reason)
+            return
         self.frames["resync"] += 1
         link.resync(reason)
         self._dirty[link.sequence_id] = link

@@ -74,7 +74,8 @@ class SequenceLink:
         self.window = 0
         self.finished = False
         self.refused = False
-        """The drafter will not draft for this sequence (full, or too long)."""
+        """No more drafts for this sequence here: full, too long, or lost too often."""
+        self.num_resyncs = 0
         self._confirmed = confirmed
         self._sent_epoch = 0
         self._sent_len = 0

@@ -22,7 +22,7 @@ from outrider.serving.handshake import MAX_FRAME_BYTES, protocol_version
 from outrider.serving.logs import configure_logging
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
-from outrider.serving.settings import TargetSettings, split_addresses
+from outrider.serving.settings import SettingsError, TargetSettings, split_addresses
 from outrider_kernels.version import NOISE_VERSION
 from protos.outrider.v1 import draft_pb2, target_pb2_grpc
 from target_service.admission import Door, Limits
@@ -57,6 +57,8 @@ class TargetService:
         settings = self._settings
         if settings.dtype != "float32":
             raise ValueError(f"dtype must be float32 in this version, got {settings.dtype}")
+        if settings.max_window < settings.max_draft_tokens:
+            raise SettingsError("max_window must be at least max_draft_tokens")
         folder = resolve(settings.model)
         num_blocks = settings.kv_tokens // BLOCK_SIZE
         runner, identity = await self._device.run(lambda: self._load(folder, num_blocks))

@@ -267,6 +267,19 @@ async def test_a_refused_sequence_is_left_alone(reason):
         assert len(drafter.record.of(1)) == 1
 
 
+async def test_a_drafter_that_forgets_every_time_is_left_alone():
+    """Each prefix costs something, so after a few the sequence goes on without drafts there."""
+    gone = draft_pb2.SequenceGone.REASON_EVICTED
+    async with ScriptedDrafter(Going(honest(), 1, gone, every_epoch=True)) as drafter:
+        async with hub_to(drafter.address) as world:
+            await world.ready()
+            world.open()
+            await world.until(lambda: world.hub.granted(world.sequence) == 0)
+            world.confirm(2)
+            assert world.hub.frames["resync"] == 16
+        assert len(drafter.record.of(1)) == 17
+
+
 async def test_gone_of_another_epoch_changes_nothing():
     """It speaks of what is over already."""
     async with ScriptedDrafter(Junk(JUNK["gone_other_epoch"])) as drafter:
