@@ -74,8 +74,11 @@ class SequenceLink:
         self.window = 0
         self.finished = False
         self.refused = False
-        """No more drafts for this sequence here: full, too long, or lost too often."""
+        """The drafter will not draft for this sequence (full, or too long)."""
         self.num_resyncs = 0
+        """Since a proposal was last of use."""
+        self.held_back = False
+        """The next prefix waits a little, because the last ones were in vain."""
         self._confirmed = confirmed
         self._sent_epoch = 0
         self._sent_len = 0
@@ -90,6 +93,8 @@ class SequenceLink:
             return False
         if self.finished:
             return self._sent_epoch > 0
+        if self.held_back:
+            return False
         return (
             self._sent_epoch != self.tail.epoch
             or self._sent_len < len(self._confirmed)
