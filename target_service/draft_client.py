@@ -38,6 +38,10 @@ _SILENCE_S = 1.0
 _BACKOFF_S = (0.25, 4.0)
 _REFUSED_BACKOFF_S = 8.0
 """Pause after an answer that trying again cannot change, unless the drafter is replaced."""
+_FREE_RESYNCS = 2
+"""Of one sequence, since a proposal of the drafter was last of use; each costs a whole prefix."""
+_RESYNC_PAUSE_S = 0.03
+"""Doubled with each further one, up to 2 s."""
 _PERMANENT = {
     grpc.StatusCode.FAILED_PRECONDITION,
     grpc.StatusCode.INVALID_ARGUMENT,
@@ -145,7 +149,7 @@ class DraftClient:
     def granted(self, sequence_id: int) -> int:
         """Drafts of this sequence that a step may hope for; this drafter's own limit counts."""
         link = self._links[sequence_id]
-        hopeless = link.refused or self._waited_in_vain or not self.responsive
+        hopeless = link.refused or link.held_back or self._waited_in_vain or not self.responsive
         return 0 if hopeless else link.window
 
     def note_vain_wait(self) -> None:
@@ -166,6 +170,10 @@ class DraftClient:
                 if _hides_status(error) and self._listen_s == _LISTEN_S[0]:
                     self._listen_s = _LISTEN_S[1]
                     continue
+                self._note_failure(error)
+            except Exception as error:  # a fault of ours must not end the connecting for ever
+                self.frames["crash"] += 1
+                log.error("drafter connection failed", address=self.address, exc_info=error)
                 self._note_failure(error)
             self._listen_s = _LISTEN_S[0]
             if self._was_ready:
@@ -291,6 +299,8 @@ class DraftClient:
         )
         if link.tail.needs_resync:
             self._resync(link, Unused.GAP)
+        elif link.tail.tokens:
+            link.num_resyncs = 0
 
     def _take_gone(self, gone: draft_pb2.SequenceGone) -> None:
         link = self._links.get(gone.sequence_id)
@@ -305,10 +315,22 @@ class DraftClient:
             self._resync(link, Unused.LOST)
 
     def _resync(self, link: SequenceLink, reason: Unused) -> None:
+        """Send the prefix again; with growing pauses to a drafter that needs it every time."""
         self.frames["resync"] += 1
         link.resync(reason)
-        self._dirty[link.sequence_id] = link
-        self._wake_writer.set()
+        link.num_resyncs += 1
+        pause = _RESYNC_PAUSE_S * 2 ** min(link.num_resyncs - _FREE_RESYNCS, 6)
+        if link.num_resyncs <= _FREE_RESYNCS:
+            self._release(link)
+        else:
+            link.held_back = True
+            asyncio.get_running_loop().call_later(pause, self._release, link)
+
+    def _release(self, link: SequenceLink) -> None:
+        link.held_back = False
+        if self._links.get(link.sequence_id) is link and link.needs_update:
+            self._dirty[link.sequence_id] = link
+            self._wake_writer.set()
 
     def _note_timing(self, link: SequenceLink, proposal: draft_pb2.Proposal) -> None:
         sent = link.take_sent_at(proposal.update_seq)

@@ -77,6 +77,10 @@ class SequenceLink:
         self.finished = False
         self.refused = False
         """The drafter will not draft for this sequence (full, or too long)."""
+        self.num_resyncs = 0
+        """Since a proposal was last of use."""
+        self.held_back = False
+        """The next prefix waits a little, because the last ones were in vain."""
         self._confirmed = confirmed
         self._sent_epoch = 0
         self._sent_len = 0
@@ -91,6 +95,8 @@ class SequenceLink:
             return False
         if self.finished:
             return self._sent_epoch > 0
+        if self.held_back:
+            return False
         return (
             self._sent_epoch != self.tail.epoch
             or self._sent_len < len(self._confirmed)

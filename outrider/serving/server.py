@@ -127,10 +127,10 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
         bound: int = server.add_insecure_port(address)
-    except RuntimeError as error:
-        raise OSError(f"cannot listen on {address}: {error}") from error
-    if bound == 0:
-        raise OSError(f"cannot listen on {address}")
+    except RuntimeError as error:  # its text speaks of gRPC's own variables, not of the cause
+        raise OSError(
+            f"cannot listen on {address}: the port is taken, or the address is not this machine's"
+        ) from error
     return bound
 
 

@@ -103,9 +103,8 @@ class ServiceProcess:
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """SIGKILL, and wait: no goodbye on the wire, but the kernel closes the connections."""
+        """SIGKILL: no goodbye on the wire, but the kernel closes the connections."""
         self.process.kill()
-        self.process.wait(STOP_S)
 
 
 async def is_serving(channel: grpc.aio.Channel) -> bool:
@@ -155,6 +154,7 @@ def killed_at_end(process: ServiceProcess) -> Iterator[ServiceProcess]:
     finally:
         if process.process.poll() is None:
             process.kill()  # reaches a stopped process too
+        process.process.wait(STOP_S)
 
 
 @contextlib.asynccontextmanager

@@ -30,6 +30,7 @@ class Relay:
         """Accepted since the start."""
         self._refusing = False
         self._dropping = False
+        self._num_lost = 0  # connections that were there when bytes began to vanish
         self._flowing = asyncio.Event()
         self._flowing.set()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -60,12 +61,14 @@ class Relay:
 
     def resume(self) -> None:
         """Everything that waited goes on."""
+        if self._dropping:
+            self._num_lost = self.connections
         self._dropping = False
         self._refusing = False
         self._flowing.set()
 
     def drop(self) -> None:
-        """Bytes vanish from now on; only a new connection helps."""
+        """Bytes vanish from now on. After `resume` only new connections pass them on."""
         self._dropping = True
 
     def reset(self, *, refuse: bool = False) -> None:
@@ -78,6 +81,7 @@ class Relay:
         task = asyncio.current_task()
         self._tasks.add(task)
         self.connections += 1
+        number = self.connections
         try:
             if self._refusing:
                 _reset(writer)
@@ -91,7 +95,9 @@ class Relay:
             pair = {writer, up_writer}
             self._writers |= pair
             try:
-                await asyncio.gather(self._pump(reader, up_writer), self._pump(up_reader, writer))
+                await asyncio.gather(
+                    self._pump(number, reader, up_writer), self._pump(number, up_reader, writer)
+                )
             finally:
                 self._writers -= pair
                 for each in pair:
@@ -101,7 +107,9 @@ class Relay:
         finally:
             self._tasks.discard(task)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, number: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
         """One direction: a queue between reading and writing, so that delays do not add up."""
         loop = asyncio.get_running_loop()
         queue: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue(_MAX_DELAYED_CHUNKS)
@@ -125,7 +133,7 @@ class Relay:
                     with contextlib.suppress(OSError):
                         writer.write_eof()
                     return
-                if not self._dropping:
+                if not self._dropping and number > self._num_lost:
                     writer.write(data)
                     await writer.drain()
         finally:

@@ -1,7 +1,9 @@
 """Streams of tokens as a client of the target sees them, with the times at which tokens came.
 
 Also the one seam of the tests that need slow steps: `slow_steps` wraps what the batcher runs on its
-device thread, so that a tiny model takes as long as a real one while the cores stay free.
+device thread, so that a tiny model takes as long as a real one while the cores stay free; and what
+it tells the drafters of waits in vain, so that they can be counted whatever the machine's clock
+says.
 """
 
 from __future__ import annotations
@@ -40,18 +42,35 @@ def greedy(
     )
 
 
-def slow_steps(target: Target, step_s: float) -> None:
+@dataclass
+class StepClock:
+    """What steps took and how often they waited for a drafter to the end of their patience."""
+
+    longest_s: float = 0.0
+    vain_waits: set[int] = field(default_factory=set)
+    """Numbers of the steps before which somebody waited in vain."""
+
+
+def slow_steps(target: Target, step_s: float) -> StepClock:
     """From now on each step of `target` takes at least `step_s`."""
+    clock = StepClock()
     batcher = target.service.batcher
-    run_step = batcher._run_step
+    hub = batcher._hub
+    run_step, note_vain_wait = batcher._run_step, hub.note_vain_wait
 
     def run_slowly(plan: Any) -> Any:
         started = time.monotonic()
         verdicts = run_step(plan)
         time.sleep(max(0.0, step_s - (time.monotonic() - started)))
+        clock.longest_s = max(clock.longest_s, time.monotonic() - started)
         return verdicts
 
-    batcher._run_step = run_slowly
+    def count_vain_wait(*arguments: Any) -> None:
+        clock.vain_waits.add(batcher.totals.steps)
+        note_vain_wait(*arguments)
+
+    batcher._run_step, hub.note_vain_wait = run_slowly, count_vain_wait
+    return clock
 
 
 @dataclass

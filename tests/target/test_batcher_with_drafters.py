@@ -150,8 +150,9 @@ async def test_a_drafter_that_dies_and_comes_back_is_used_again():
     """In the middle of texts: they go on without drafts, then with them, unchanged."""
     async with ScriptedDrafter(perfect()) as drafter, running_target(drafter.address) as target:
         await connected(target)
+        target.model.step_s = 0.002
         expected = submit_many(target, seed=2, num_requests=8)
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.02)
         await drafter.stop()
         expected |= submit_many(target, seed=3, num_requests=4)
         await target.settle()

@@ -190,6 +190,20 @@ async def test_a_refused_sequence_is_left_alone(reason):
         assert len(drafter.record.of(1)) == 1
 
 
+async def test_a_drafter_that_forgets_every_time_gets_fewer_and_fewer_prefixes():
+    """Each costs something; when it drafts at last, the sequence is there."""
+    gone = draft_pb2.SequenceGone.REASON_EVICTED
+    drafter = ScriptedDrafter(Going(honest(), 1, gone, every_epoch=True))
+    async with drafter, hub_to(drafter.address) as world:
+        await world.ready()
+        world.open()
+        await world.until(lambda: world.hub.granted(world.sequence) == 0)
+        await asyncio.sleep(0.4)
+        assert 3 <= world.hub.frames["resync"] <= 7
+        drafter.behaviour = honest()
+        await world.drafts()
+
+
 async def test_gone_of_another_epoch_changes_nothing():
     """It speaks of what is over already."""
     async with ScriptedDrafter(Junk(JUNK["gone_other_epoch"])) as drafter:

@@ -195,7 +195,7 @@ def make_world(seed: int, percent: int, vocab_size: int = 2**61, max_tail: int =
 
 
 @given(EVENTS, UPSETS, ENDS, st.integers(0, 2**32), PERCENT)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_each_draft_follows_the_tokens_that_it_was_drafted_behind(
     events, upsets, end, seed, percent
 ):
@@ -230,7 +230,7 @@ def test_each_draft_follows_the_tokens_that_it_was_drafted_behind(
 
 
 @given(EVENTS, UPSETS, ENDS, st.integers(0, 2**32), PERCENT)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_accounts_balance_when_tokens_are_equal_by_chance(events, upsets, end, seed, percent):
     """With two different tokens in all, wrong drafts often look right; the accounts still hold."""
     world = make_world(seed, percent, vocab_size=2)
@@ -240,7 +240,7 @@ def test_accounts_balance_when_tokens_are_equal_by_chance(events, upsets, end, s
 
 
 @given(EVENTS, st.integers(0, 2**32))
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_a_perfect_drafter_is_never_rejected(events, seed):
     """Whatever crosses on the wire, all that is verified is accepted and nothing goes stale."""
     world = make_world(seed, 100)
