@@ -3,6 +3,7 @@
 Pure policy. The sequence whose update is oldest comes first: it may take blocks from idle ones,
 least recently used first, and then from younger ones, which are computed again when their turn
 comes. So the oldest always moves, and as each update makes its sequence young, all become oldest.
+Updates of one frame came at the same time: among them, who was opened first is the older.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ _SHORT = 32
 class _Cached:
     """What the cache holds of one session."""
 
+    opened: int
+    """Counts the sessions that were opened before it."""
     num_computed: int = 0
     block_table: list[int] = field(default_factory=list)
     last_step: int = 0
@@ -47,10 +50,12 @@ class CachePlan:
         self._vocab_size = vocab_size
         self._cached: dict[Session, _Cached] = {}
         self._step = 0
+        self._num_opened = 0
 
     def open(self, session: Session) -> None:
         """Nothing is held before the first step."""
-        self._cached[session] = _Cached()
+        self._cached[session] = _Cached(self._num_opened)
+        self._num_opened += 1
 
     def close(self, session: Session) -> None:
         """Blocks go back at once; a step that runs now may still write to them, none can be given
@@ -58,7 +63,10 @@ class CachePlan:
         self._pool.free(self._cached.pop(session).block_table)
 
     def plan(self, sessions: Sequence[Session]) -> list[Share]:
-        """The shares of one step for sessions that want tokens."""
+        """The shares of one step for sessions that want tokens.
+
+        Empty only where the oldest does not fit into the whole pool.
+        """
         self._step += 1
         for session in sessions:
             self._roll_back(session, session.settle())
@@ -67,7 +75,7 @@ class CachePlan:
         budget = self._step_tokens
         long_budget = max(_SHORT, budget - short)  # a long prefix never stops, and never stalls
         shares: list[Share] = []
-        for session in sorted(sessions, key=lambda each: each.received_s):
+        for session in sorted(sessions, key=self._age):
             count = min(pending[session], budget)
             if pending[session] > _SHORT:
                 count = min(count, long_budget)
@@ -102,6 +110,10 @@ class CachePlan:
                 pool.check_integrity(each.block_table for each in self._cached.values())
             ),
         )
+
+    def _age(self, session: Session) -> tuple[float, int]:
+        """Orders sessions, the oldest first; no two are equal."""
+        return session.received_s, self._cached[session].opened
 
     def _slots(self, cached: _Cached) -> int:
         return len(cached.block_table) * self._pool.block_size
@@ -140,10 +152,10 @@ class CachePlan:
                 continue
             if not other.wants_tokens:
                 idle.append(other)
-            elif other.received_s > session.received_s:
+            elif self._age(other) > self._age(session):
                 younger.append(other)
         idle.sort(key=lambda each: self._cached[each].last_step)
-        younger.sort(key=lambda each: -each.received_s)
+        younger.sort(key=self._age, reverse=True)
         return [self._cached[each] for each in idle + younger]
 
     def _evict(self, cached: _Cached) -> None:

@@ -98,6 +98,12 @@ class ModelProposer:
     async def propose(self, sessions: Sequence[Session]) -> list[Session]:
         """One forward: a token for each session whose prefix it completes."""
         shares = self._plan.plan(sessions)
+        if not shares:
+            # Asked again, the plan would be as empty: they wait for their next update.
+            log.warning("the cache is too small for a step", sequences=len(sessions))
+            for session in sessions:
+                session.dry = True
+            return list(sessions)
         choosers = [self._choosers[share.session] for share in shares]
         started_s = time.monotonic()
         found = await self._device.run(lambda: _compute(self._runner, shares, choosers))

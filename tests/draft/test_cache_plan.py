@@ -42,6 +42,8 @@ class Bench:
         self.cache = FakeCache()
         self.sessions: list[Session] = []
         self.clock = 0.0
+        self.same_frame = False
+        """Updates come with the time of the one before."""
         self.running: list[Share] = []
 
     def open(self, tokens: list[int], window: int, max_len: int = 10_000) -> Session:
@@ -54,7 +56,8 @@ class Bench:
 
     def update(self, session: Session, tokens: list[int], window: int) -> None:
         """The target confirms."""
-        self.clock += 1
+        if not self.same_frame:
+            self.clock += 1
         session.apply(
             Update(session.sequence_id, 1, 1, session.confirmed_len, tokens, window,
                    received_s=self.clock)
@@ -173,6 +176,22 @@ def test_two_that_do_not_fit_together_both_go_on() -> None:
     assert (len(left.token_ids), len(right.token_ids)) == (15, 15)
 
 
+def test_updates_of_one_frame_do_not_block_each_other() -> None:
+    """Two that stand at the end of their last blocks in a full pool, their updates read at the same
+    time: the one that was opened first takes the other's blocks, and then the other has its turn.
+    """
+    bench = Bench(num_blocks=4)
+    pair = [bench.open([i] * (2 * BLOCK - 1), window=3) for i in (1, 2)]
+    for session in pair:
+        session.received_s = 1.0
+    for _ in range(12):
+        if not any(each.wants_tokens for each in pair):
+            break
+        bench.start_step()
+        bench.end_step()
+    assert [len(each.token_ids) for each in pair] == [2 * BLOCK + 2] * 2
+
+
 def test_ids_that_the_model_does_not_have_are_replaced() -> None:
     """A target whose table is padded further may confirm ids above ours."""
     plan = CachePlan(BlockPool(4, BLOCK), 64, vocab_size=10)
@@ -202,7 +221,9 @@ start = st.tuples(st.just("start"))
 end = st.tuples(st.just("end"), st.integers(0, 2))
 confirm = st.tuples(st.just("confirm"), index, st.integers(0, 3), st.integers(0, 4))
 other = st.one_of(
-    st.tuples(st.just("window"), index, st.integers(0, 6)), st.tuples(st.just("close"), index)
+    st.tuples(st.just("window"), index, st.integers(0, 6)),
+    st.tuples(st.just("close"), index),
+    st.tuples(st.just("frame"), st.booleans()),
 )
 # A few whole steps, some with an update that arrives meanwhile; single events seldom make these.
 steps = st.lists(st.tuples(start, end), min_size=1, max_size=4).map(lambda all: sum(all, ()))
@@ -231,6 +252,8 @@ def test_every_step_attends_to_the_right_text(
             bench.start_step()
         elif kind == "end":
             bench.end_step(token=args[0])
+        elif kind == "frame":
+            bench.same_frame = args[0]
         elif kind in ("confirm", "window", "close") and bench.sessions:
             session = bench.sessions[args[0] % len(bench.sessions)]
             if kind == "close":

@@ -260,3 +260,17 @@ async def test_a_missing_model_is_said_at_start() -> None:
     """The message names the setting."""
     with pytest.raises(SettingsError, match="model"):
         await ModelProposer.load(DraftSettings(proposer="model"))
+
+
+async def test_a_cache_too_small_for_a_step_does_not_spin(folder: Path) -> None:
+    """What can never be computed is told as "nothing to propose", once, and asked no more."""
+    proposer = await ModelProposer.load(settings(folder, kv_tokens=16))
+    try:
+        session = Session(1, 1, Opening(17, 512))
+        proposer.open(session)
+        session.apply(Update(1, 1, 1, 0, [5] * 17, window=4))
+        assert await proposer.propose([session]) == [session]
+        assert not session.wants_tokens
+        assert session.take_unsent().tokens == []
+    finally:
+        proposer.shutdown()
