@@ -16,6 +16,7 @@ from draft_service.proposers.ngram import NgramProposer
 from draft_service.servicer import DraftServicer
 from outrider.serving import server
 from outrider.serving.errors import EngineFailed, Unavailable
+from outrider.serving.health import SetHealthy
 from outrider.serving.logs import configure_logging
 from outrider.serving.settings import DraftSettings, SettingsError
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc
@@ -42,9 +43,14 @@ class DraftService:
         self._proposer: Proposer | None = None
         self._servicer: DraftServicer | None = None
         self._loop_task: asyncio.Task[None] | None = None
-        self._set_healthy: Callable[[bool], None] = lambda healthy: None
+        self._set_healthy: SetHealthy | None = None
 
-    async def start(self, set_healthy: Callable[[bool], None]) -> None:
+    @property
+    def max_message_bytes(self) -> int:
+        """Limit of the server."""
+        return self._settings.max_message_bytes
+
+    async def start(self, set_healthy: SetHealthy) -> None:
         """Build the proposer, which may load a model, and begin to step."""
         settings = self._settings
         self._set_healthy = set_healthy
@@ -83,7 +89,8 @@ class DraftService:
             return
         error = task.exception()
         log.error("the draft loop failed", exc_info=error)
-        self._set_healthy(False)
+        if self._set_healthy is not None:
+            self._set_healthy(False, alive=False)
         if self._servicer is not None:
             self._servicer.refuse_all(EngineFailed(f"the draft loop failed: {error}"))
 

@@ -7,16 +7,17 @@ makes the gateway NOT_SERVING, and requests are answered UNAVAILABLE with the re
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import grpc
 import structlog
 
+from gateway.routing import TargetPool
 from gateway.servicer import InferenceServicer, ServedModel
-from gateway.target_client import TargetPool
 from gateway.tokenizer import ModelTokenizer
 from outrider.engine.fingerprints import token_table_hash
 from outrider.models.resolve import display_name, resolve
+from outrider.serving.health import SetHealthy
 from outrider.serving.logs import configure_logging
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
@@ -40,7 +41,12 @@ class GatewayService:
         self._targets: TargetPool | None = None
         self._servicer: InferenceServicer | None = None
 
-    async def start(self, set_healthy: Callable[[bool], None]) -> None:
+    @property
+    def max_message_bytes(self) -> int:
+        """Limit of the server."""
+        return self._settings.max_message_bytes
+
+    async def start(self, set_healthy: SetHealthy) -> None:
         """Load the tokenizer and begin to look for the targets, which need not be up."""
         settings = self._settings
         # On a thread, so that a signal ends the start at once.

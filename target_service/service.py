@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import grpc
 import structlog
 
+from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BlockPool
 from outrider.engine.device import free_bytes
 from outrider.engine.fingerprints import token_table_hash
@@ -20,6 +21,7 @@ from outrider.engine.runner import Runner
 from outrider.models.resolve import display_name, resolve
 from outrider.serving.device import DeviceThread
 from outrider.serving.handshake import MAX_FRAME_BYTES, protocol_version
+from outrider.serving.health import SetHealthy
 from outrider.serving.logs import configure_logging
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
@@ -53,18 +55,24 @@ class TargetService:
         self.batcher: Batcher | None = None
         self._servicer: TargetServicer | None = None
 
-    async def start(self, set_healthy: Callable[[bool], None]) -> None:
+    @property
+    def max_message_bytes(self) -> int:
+        """Limit of the server."""
+        return self._settings.max_message_bytes
+
+    async def start(self, set_healthy: SetHealthy) -> None:
         """Load the model, then begin to run steps and to look for drafters."""
         settings = self._settings
         if settings.max_window < settings.max_draft_tokens:
             raise SettingsError("max_window must be at least max_draft_tokens")
         runner, identity = await self._device.run(self._load)
+        self._device.call_timeout_s = settings.step_timeout_s
         model, num_blocks = runner.model.config, runner.cache.num_blocks
         limits = self._limits(model.max_model_len, num_blocks)
         cost, drafts = StepCost(), DraftTotals()
         wake, arrived = asyncio.Event(), asyncio.Event()
         hello = self._hello(identity, model.vocab_size, limits)
-        self._hub = DraftHub(split_addresses(settings.drafters), hello, arrived.set)
+        self._hub = DraftHub(split_addresses(settings.drafters), hello, arrived.set, totals=drafts)
         self.batcher = Batcher(
             Scheduler(
                 BlockPool(num_blocks, BLOCK_SIZE),
@@ -79,7 +87,7 @@ class TargetService:
             cost=cost,
             wake=wake,
             arrived=arrived,
-            on_dead=lambda: set_healthy(False),
+            on_dead=lambda: set_healthy(False, alive=False),
         )
         self._servicer = TargetServicer(
             Door(model, limits, cost, drafts),
@@ -121,6 +129,7 @@ class TargetService:
         each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
         num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
         runner = Runner(model, num_blocks, BLOCK_SIZE)
+        runner.forward(Batch([BatchItem([0], 0, [0], 1)]))  # the first request shall not pay for it
         identity = Identity(
             model_name=display_name(settings.model),
             instance_id=uuid.uuid4().hex,

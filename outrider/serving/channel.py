@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import grpc
 
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024
-"""One limit for both directions of every hop."""
+from outrider.serving.settings import DEFAULT_MESSAGE_BYTES
+
+MAX_MESSAGE_BYTES = DEFAULT_MESSAGE_BYTES
+"""Limit of both directions of every hop, unless the setting `max_message_bytes` says otherwise."""
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000

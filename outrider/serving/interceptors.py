@@ -2,10 +2,12 @@
 
 Details travel as google.rpc types (BadRequest, RetryInfo), so that clients of any language can read
 the field and the delay. Handlers are coroutines or async generators, never `context.write` style.
+Bytes that are no message of the method's type are the client's fault and say so.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -14,10 +16,12 @@ from typing import Any
 import grpc
 import structlog
 from google.protobuf import any_pb2, duration_pb2
+from google.protobuf.message import DecodeError
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from outrider.params import InvalidParam
-from outrider.serving.errors import InvalidRequest, OutriderError, Overloaded
+from outrider.serving.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
+from outrider.serving.open_calls import OpenCalls
 
 log = structlog.get_logger(__name__)
 
@@ -27,6 +31,9 @@ _Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # only in stubs
     """Maps OutriderError and InvalidParam to their status, and anything else to INTERNAL."""
+
+    def __init__(self, calls: OpenCalls | None = None) -> None:
+        self._calls = calls or OpenCalls()
 
     async def intercept_service(
         self, continuation: _Continuation, handler_call_details: grpc.HandlerCallDetails
@@ -49,37 +56,81 @@ class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  #
             return handler  # not ours: grpc's health servicer writes to its context
         wrap = _guard_stream if handler.response_streaming else _guard_unary
         return make(
-            wrap(method, behaviour),
-            request_deserializer=handler.request_deserializer,
+            wrap(method, _checking(behaviour, handler.request_streaming), self._calls),
+            request_deserializer=_never_failing(handler.request_deserializer),
             response_serializer=handler.response_serializer,
         )
 
 
-def _guard_unary(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+def _never_failing(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    # What is raised in here never reaches a handler: grpc makes UNKNOWN and a traceback of it.
+    def call(data: bytes) -> Any:
+        try:
+            return deserialize(data)
+        except DecodeError as error:
+            return InvalidRequest("request", str(error))
+
+    return call
+
+
+def _checking(behaviour: Callable[..., Any], streaming: bool) -> Callable[..., Any]:
+    """`behaviour`, for requests that may have become errors on the way."""
+
+    def call(request: Any, context: _Context) -> Any:
+        if streaming:
+            return behaviour(_good_ones(request), context)
+        if isinstance(request, InvalidRequest):
+            raise request
+        return behaviour(request, context)
+
+    return call
+
+
+async def _good_ones(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
+    async for request in requests:
+        if isinstance(request, InvalidRequest):
+            raise request
+        yield request
+
+
+def _guard_unary(method: str, behaviour: Callable[..., Any], calls: OpenCalls) -> Any:
     async def call(request: Any, context: _Context) -> Any:
-        try:
-            return await behaviour(request, context)
-        except (OutriderError, InvalidParam) as error:
-            await _abort(context, error)
-        except Exception as error:
-            await _abort_unexpected(method, context, error)
+        with calls.track():
+            try:
+                return await behaviour(request, context)
+            except asyncio.CancelledError:
+                await _abort_if_ending(context, calls)
+                raise
+            except (OutriderError, InvalidParam) as error:
+                await _abort(context, error)
+            except Exception as error:
+                await _abort_unexpected(method, context, error)
 
     return call
 
 
-def _guard_stream(method: str, behaviour: Callable[..., Any]) -> Callable[..., Any]:
+def _guard_stream(method: str, behaviour: Callable[..., Any], calls: OpenCalls) -> Any:
     async def call(request: Any, context: _Context) -> AsyncIterator[Any]:
-        try:
-            # The inner generator must be closed here and now: its `finally` frees blocks.
-            async with contextlib.aclosing(behaviour(request, context)) as responses:
-                async for response in responses:
-                    yield response
-        except (OutriderError, InvalidParam) as error:
-            await _abort(context, error)
-        except Exception as error:
-            await _abort_unexpected(method, context, error)
+        with calls.track():
+            try:
+                # The inner generator must be closed here and now: its `finally` frees blocks.
+                async with contextlib.aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+            except asyncio.CancelledError:
+                await _abort_if_ending(context, calls)
+                raise
+            except (OutriderError, InvalidParam) as error:
+                await _abort(context, error)
+            except Exception as error:
+                await _abort_unexpected(method, context, error)
 
     return call
+
+
+async def _abort_if_ending(context: _Context, calls: OpenCalls) -> None:
+    if calls.ending and not context.cancelled():
+        await _abort(context, Unavailable("the service is shutting down"))
 
 
 async def _abort(context: _Context, error: OutriderError | InvalidParam) -> None:

@@ -16,18 +16,20 @@ from typing import Any, Protocol, TypeVar
 
 import grpc
 import structlog
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health as health_api
+from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from outrider.serving.channel import server_options
+from outrider.serving.health import Health, SetHealthy
 from outrider.serving.interceptors import ErrorInterceptor
+from outrider.serving.open_calls import OpenCalls
 
 log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
-_HealthServicer: Any = health.aio.HealthServicer  # type: ignore[attr-defined]  # not in the stubs
-_SERVING = health_pb2.HealthCheckResponse.SERVING
-_NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_FLUSH_S = 0.2
+"""Time for the last statuses to leave, before connections are cut and health watches with them."""
 
 
 class Service(Protocol):
@@ -36,7 +38,11 @@ class Service(Protocol):
     service_names: Sequence[str]
     """Full protobuf names, for health and reflection."""
 
-    async def start(self, set_healthy: Callable[[bool], None]) -> None:
+    @property
+    def max_message_bytes(self) -> int:
+        """Limit of its server, in both directions."""
+
+    async def start(self, set_healthy: SetHealthy) -> None:
         """Load and warm; healthy after the return. `set_healthy` may be called later."""
 
     def register(self, server: grpc.aio.Server) -> None:
@@ -56,29 +62,23 @@ class Listening:
     port: int
     """The bound port, which differs from the asked one if that was 0."""
     server: grpc.aio.Server
-    health: Any
+    health: Health
+    calls: OpenCalls
 
 
 @contextlib.asynccontextmanager
 async def listening(service: Service, host: str, port: int) -> AsyncIterator[Listening]:
     """Start `service` and take calls. At the end open calls are cancelled and it is stopped."""
-    servicer = _HealthServicer()
-    tasks: set[asyncio.Task[None]] = set()
-
-    def set_healthy(healthy: bool) -> None:
-        task = asyncio.create_task(_set_health(servicer, service, healthy))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-
+    # Until it says otherwise a service is healthy once it has started.
+    health, calls = Health(service.service_names), OpenCalls()
     server = None
     try:
-        # Until it says otherwise a service is healthy once it has started.
-        await _set_health(servicer, service, True)
-        await service.start(set_healthy)
-        server = _make_server(service, servicer)
+        await health.publish()
+        await service.start(health.set)
+        server = _make_server(service, health, calls)
         bound = _bind(server, host, port)
         await server.start()
-        yield Listening(bound, server, servicer)
+        yield Listening(bound, server, health, calls)
     finally:
         if server is not None:
             await server.stop(0)
@@ -97,9 +97,12 @@ async def serve(service: Service, host: str, port: int, grace_s: float) -> None:
             log.info("listening", host=host, port=running.port)
             await stop.wait()
             log.info("draining", grace_s=grace_s)
-            await running.health.enter_graceful_shutdown()
+            await running.health.drain()
             await service.drain()
-            await running.server.stop(grace_s)
+            ended = await running.calls.drain(grace_s)
+            if ended:
+                log.warning("calls were ended at the end of the grace time", calls=ended)
+            await running.server.stop(_FLUSH_S)
     log.info("stopped")
 
 
@@ -114,11 +117,14 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         uvloop.run(main())
 
 
-def _make_server(service: Service, servicer: Any) -> grpc.aio.Server:
-    server = grpc.aio.server(interceptors=[ErrorInterceptor()], options=server_options())
+def _make_server(service: Service, health: Health, calls: OpenCalls) -> grpc.aio.Server:
+    server = grpc.aio.server(
+        interceptors=[ErrorInterceptor(calls)],
+        options=server_options(service.max_message_bytes),
+    )
     service.register(server)
-    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
-    names = (*service.service_names, health.SERVICE_NAME, reflection.SERVICE_NAME)
+    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+    names = (*service.service_names, health_api.SERVICE_NAME, reflection.SERVICE_NAME)
     reflection.enable_server_reflection(names, server)
     return server
 
@@ -132,11 +138,6 @@ def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
             f"cannot listen on {address}: the port is taken, or the address is not this machine's"
         ) from error
     return bound
-
-
-async def _set_health(servicer: Any, service: Service, healthy: bool) -> None:
-    for name in ("", *service.service_names):
-        await servicer.set(name, _SERVING if healthy else _NOT_SERVING)
 
 
 async def _until(work: Coroutine[Any, Any, _T], stop: asyncio.Event) -> _T | None:

@@ -9,6 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+DEFAULT_MESSAGE_BYTES = 4 * 1024 * 1024
+MIN_MESSAGE_BYTES = 256 * 1024
+"""Several frames of the draft protocol, which have a limit of their own."""
+
 
 class SettingsError(ValueError):
     """A setting outside its limits; the message names it."""
@@ -45,6 +49,9 @@ class GatewaySettings(_Checked):
     targets: str = setting("127.0.0.1:50052", "Target addresses, comma-separated.")
     max_concurrent: int = setting(512, "Most requests at once.", low=1)
     max_prompt_bytes: int = setting(1_048_576, "Most bytes of a prompt's text.", low=1)
+    max_message_bytes: int = setting(
+        DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
+    )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
     log_level: str = setting("info", "debug, info, warning or error.")
 
@@ -71,13 +78,19 @@ class TargetSettings(_Checked):
     max_model_len: int = setting(0, "Longest sequence. 0: as the model says.", low=0)
     max_sequences: int = setting(32, "Most sequences in a step.", low=1)
     step_tokens: int = setting(512, "Most tokens in a step, drafts included.", low=16)
-    max_waiting: int = setting(256, "Most requests in the waiting line.", low=0)
+    max_waiting: int = setting(256, "Most requests beyond those that can run at once.", low=0)
     max_draft_tokens: int = setting(8, "Most draft tokens of a round.", low=0, high=64)
     max_window: int = setting(16, "Most tokens that a drafter runs ahead.", low=0, high=256)
     drafters: str = setting("127.0.0.1:50053", "Draft service addresses, comma-separated.")
     draft_wait_ms: float = setting(50.0, "Longest wait for drafts before a step.", low=0)
     stream_tokens: int = setting(1024, "Most undelivered tokens of a stream.", low=1)
+    step_timeout_s: float = setting(
+        60.0, "Seconds after which a step that has not returned counts as stuck.", low=0.1
+    )
     stall_s: float = setting(30.0, "Seconds after which an unread stream is ended.", low=0.1)
+    max_message_bytes: int = setting(
+        DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
+    )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
     log_level: str = setting("info", "debug, info, warning or error.")
 
@@ -98,5 +111,8 @@ class DraftSettings(_Checked):
     max_window: int = setting(32, "Most tokens it runs ahead.", low=1, high=256)
     ngram_min: int = setting(1, "Shortest match of the n-gram proposer.", low=1)
     ngram_max: int = setting(4, "Longest match of the n-gram proposer.", low=1)
+    max_message_bytes: int = setting(
+        DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
+    )
     grace_s: float = setting(5.0, "Seconds that calls get at shutdown.", low=0)
     log_level: str = setting("info", "debug, info, warning or error.")
