@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gateway.answer import Answer
-from gateway.answer_stream import AnswerStream
+from gateway.answer_stream import AnswerStream, ChoiceStreams
 from gateway.tokenizer import ModelTokenizer
 from outrider.params import StoppingParams
 from outrider.serving.errors import EngineFailed
@@ -100,3 +100,58 @@ def test_tokens_must_follow_each_other(
     wrong.index = index
     with pytest.raises(EngineFailed, match="token 2 of choice 0 was next"):
         stream.push(wrong)
+
+
+def choices_for(tokenizer: ModelTokenizer, count: int, *stops: str) -> ChoiceStreams:
+    """Fresh choices behind a prompt of 3 tokens."""
+    stopping = StoppingParams(stop=stops)
+    answers = [Answer(tokenizer.detokenizer(), stopping, []) for _ in range(count)]
+    return ChoiceStreams(answers, 3, seed=9)
+
+
+def chunk_of(
+    tokenizer: ModelTokenizer, index: int, text: str, first_index: int, *, last: bool = False
+) -> target_pb2.TokenChunk:
+    """Plain tokens of one choice; the seed of choice i is 100 + i, told with its first token."""
+    message = chunk(tokenizer, text, "t" * len(text), first_index, Stats())
+    message.index = index
+    if first_index == 0:
+        message.seed = 100 + index
+    if last:
+        message.finish.reason = sampling_pb2.FINISH_REASON_LENGTH
+    return message
+
+
+def test_choices_are_told_apart(tokenizer: ModelTokenizer) -> None:
+    """Interleaved chunks become messages with their index; seed and usage are each one's own."""
+    choices = choices_for(tokenizer, 2)
+    (first,) = choices.push(chunk_of(tokenizer, 1, "xy", 0))
+    (second,) = choices.push(chunk_of(tokenizer, 0, "ab", 0))
+    assert [(m.chunk.index, m.chunk.text) for m in (first, second)] == [(1, "xy"), (0, "ab")]
+    _, end = choices.push(chunk_of(tokenizer, 0, "c", 2, last=True))
+    assert not choices.finished
+    _, other_end = choices.push(chunk_of(tokenizer, 1, "z", 2, last=True))
+    assert choices.finished and not choices.stopped_here
+    for message, index, prompt_tokens in ((end, 0, 3), (other_end, 1, 0)):
+        finish = message.finish
+        assert (finish.index, finish.seed) == (index, 100 + index)
+        assert finish.usage.prompt_tokens == prompt_tokens
+        assert finish.usage.completion_tokens == 3
+
+
+def test_a_choice_that_was_stopped_here_is_deaf(tokenizer: ModelTokenizer) -> None:
+    """What the target still makes of it goes nowhere, and the others go on."""
+    choices = choices_for(tokenizer, 2, "b")
+    assert len(choices.push(chunk_of(tokenizer, 0, "ab", 0))) == 2
+    assert choices.push(chunk_of(tokenizer, 0, "cd", 2)) == []
+    assert choices.push(chunk_of(tokenizer, 1, "xy", 0))[0].chunk.text == "xy"
+    assert choices.stopped_here and not choices.finished
+    assert choices.push(chunk_of(tokenizer, 0, "e", 4, last=True)) == []
+    choices.push(chunk_of(tokenizer, 1, "z", 2, last=True))
+    assert choices.finished and not choices.stopped_here
+
+
+def test_a_choice_that_nobody_asked_for_is_an_error(tokenizer: ModelTokenizer) -> None:
+    """Its tokens belong to nobody."""
+    with pytest.raises(EngineFailed, match="choice 2 of 2"):
+        choices_for(tokenizer, 2).push(chunk_of(tokenizer, 2, "a", 0))
