@@ -19,21 +19,16 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from gateway.requests import CheckedRequest
-from outrider.params import SpeculationMode, StoppingParams
+from outrider.params import StoppingParams
 from outrider.serving import wire
 from outrider.serving.channel import open_channel
 from outrider.serving.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
-from protos.outrider.v1 import sampling_pb2, target_pb2_grpc
 from protos.outrider.v1 import target_pb2 as pb
+from protos.outrider.v1 import target_pb2_grpc
 
 log = structlog.get_logger(__name__)
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Target"].full_name
-_MODES = {
-    SpeculationMode.AUTO: sampling_pb2.SpeculationParams.MODE_AUTO,
-    SpeculationMode.OFF: sampling_pb2.SpeculationParams.MODE_OFF,
-    SpeculationMode.FIXED: sampling_pb2.SpeculationParams.MODE_FIXED,
-}
 _STATUS_TIMEOUT_S = 5.0
 _RETRY_S = 0.3
 _SETTLE_S = 1.0
@@ -212,22 +207,13 @@ def to_token_request(
     checked: CheckedRequest, prompt_ids: Sequence[int], stopping: StoppingParams
 ) -> pb.TokenRequest:
     """What a target sees of a request: ids and settings, no text and no stop strings."""
-    speculation, answer = checked.params.speculation, checked.params.answer
+    answer = checked.params.answer
     return pb.TokenRequest(
         request_id=checked.request_id,
         token_ids=prompt_ids,
         sampling=wire.sampling_to_proto(checked.params.sampling),
-        stopping=sampling_pb2.StoppingParams(
-            max_tokens=stopping.max_tokens,
-            min_tokens=stopping.min_tokens,
-            stop_token_ids=stopping.stop_token_ids,
-            ignore_eos=stopping.ignore_eos,
-        ),
-        speculation=sampling_pb2.SpeculationParams(
-            mode=_MODES[speculation.mode],
-            max_draft_tokens=speculation.max_draft_tokens,
-            verification=wire.verification_to_proto(speculation.verification),
-        ),
+        stopping=wire.stopping_to_proto(stopping, stop_strings=False),
+        speculation=wire.speculation_to_proto(checked.params.speculation),
         logprobs=answer.logprobs,
         prompt_logprobs=answer.prompt_logprobs,
         n=answer.n,

@@ -11,17 +11,11 @@ from typing import Any
 
 import grpc
 
-from outrider.params import GenerationParams, SpeculationMode
+from outrider.params import GenerationParams
 from outrider.serving.channel import MAX_MESSAGE_BYTES
-from outrider.serving.wire import sampling_to_proto, verification_to_proto
+from outrider.serving.wire import sampling_to_proto, speculation_to_proto, stopping_to_proto
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2
-
-MODES = {
-    SpeculationMode.AUTO: sampling_pb2.SpeculationParams.MODE_AUTO,
-    SpeculationMode.OFF: sampling_pb2.SpeculationParams.MODE_OFF,
-    SpeculationMode.FIXED: sampling_pb2.SpeculationParams.MODE_FIXED,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +112,6 @@ def _to_proto(question: Question) -> pb.GenerateRequest:
     sampling = sampling_to_proto(params.sampling)
     if question.seed is None:
         sampling.ClearField("seed")
-    stopping = sampling_pb2.StoppingParams(
-        max_tokens=params.stopping.max_tokens,
-        min_tokens=params.stopping.min_tokens,
-        stop=params.stopping.stop,
-        stop_token_ids=params.stopping.stop_token_ids,
-        ignore_eos=params.stopping.ignore_eos,
-        include_stop=params.stopping.include_stop,
-    )
-    speculation = sampling_pb2.SpeculationParams(
-        mode=MODES[params.speculation.mode],
-        max_draft_tokens=params.speculation.max_draft_tokens,
-        verification=verification_to_proto(params.speculation.verification),
-    )
     source: dict[str, Any] = {"text": question.text}
     if question.chat:
         turns = [pb.ChatMessage(role=role, content=content) for role, content in question.chat]
@@ -139,8 +120,8 @@ def _to_proto(question: Question) -> pb.GenerateRequest:
         request_id=question.request_id,
         model=question.model,
         sampling=sampling,
-        stopping=stopping,
-        speculation=speculation,
+        stopping=stopping_to_proto(params.stopping),
+        speculation=speculation_to_proto(params.speculation),
         logprobs=question.logprobs,
         n=question.n,
         priority=question.priority,

@@ -26,6 +26,9 @@ _VERIFICATIONS = {
     pb.SpeculationParams.VERIFICATION_EXACT_MATCH: VerificationMode.EXACT_MATCH,
     pb.SpeculationParams.VERIFICATION_REJECTION: VerificationMode.REJECTION,
 }
+# The named value of each, not the unspecified one: it stands first and is overwritten.
+_MODES_TO_PROTO = {mode: value for value, mode in _MODES.items()}
+_VERIFICATIONS_TO_PROTO = {mode: value for value, mode in _VERIFICATIONS.items()}
 
 
 class AnswerFields(Protocol):
@@ -92,6 +95,20 @@ def stopping_from_proto(message: pb.StoppingParams) -> StoppingParams:
     )
 
 
+def stopping_to_proto(params: StoppingParams, *, stop_strings: bool = True) -> pb.StoppingParams:
+    """Without what only text can tell if there are to be no `stop_strings`: a target has ids."""
+    message = pb.StoppingParams(
+        max_tokens=params.max_tokens,
+        min_tokens=params.min_tokens,
+        stop_token_ids=params.stop_token_ids,
+        ignore_eos=params.ignore_eos,
+    )
+    if stop_strings:
+        message.stop.extend(params.stop)
+        message.include_stop = params.include_stop
+    return message
+
+
 def speculation_from_proto(message: pb.SpeculationParams) -> SpeculationParams:
     """Raises InvalidParam for an enum value that this version does not know."""
     if message.mode not in _MODES:
@@ -102,6 +119,15 @@ def speculation_from_proto(message: pb.SpeculationParams) -> SpeculationParams:
         mode=_MODES[message.mode],
         max_draft_tokens=cap,
         verification=verification,
+    )
+
+
+def speculation_to_proto(params: SpeculationParams) -> pb.SpeculationParams:
+    """`max_draft_tokens` stays unset if there is none."""
+    return pb.SpeculationParams(
+        mode=_MODES_TO_PROTO[params.mode],
+        max_draft_tokens=params.max_draft_tokens,
+        verification=verification_to_proto(params.verification),
     )
 
 
@@ -116,6 +142,4 @@ def verification_from_proto(
 
 def verification_to_proto(mode: VerificationMode) -> pb.SpeculationParams.Verification:
     """The enum value on the wire."""
-    if mode is VerificationMode.REJECTION:
-        return pb.SpeculationParams.VERIFICATION_REJECTION
-    return pb.SpeculationParams.VERIFICATION_EXACT_MATCH
+    return _VERIFICATIONS_TO_PROTO[mode]

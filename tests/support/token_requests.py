@@ -6,16 +6,12 @@ import asyncio
 import random
 from collections.abc import Iterable, Sequence
 
-from outrider.params import SpeculationMode
+from outrider.params import SpeculationMode, SpeculationParams
+from outrider.serving.wire import speculation_to_proto
 from protos.outrider.v1 import sampling_pb2, target_pb2
 from tests.support.in_process import Answer, Target
 
 READY_S = 15.0
-_MODES = {
-    SpeculationMode.AUTO: sampling_pb2.SpeculationParams.MODE_AUTO,
-    SpeculationMode.OFF: sampling_pb2.SpeculationParams.MODE_OFF,
-    SpeculationMode.FIXED: sampling_pb2.SpeculationParams.MODE_FIXED,
-}
 
 
 def make_request(
@@ -36,7 +32,7 @@ def make_request(
         stopping=sampling_pb2.StoppingParams(
             max_tokens=max_tokens, stop_token_ids=stop_token_ids, ignore_eos=ignore_eos
         ),
-        speculation=sampling_pb2.SpeculationParams(mode=_MODES[mode], max_draft_tokens=k or None),
+        speculation=speculation_to_proto(SpeculationParams(mode, max_draft_tokens=k or None)),
     )
 
 
