@@ -1,16 +1,37 @@
 """The one loop: sequences that want tokens go in, proposer steps run, streams are told.
 
-Knows nothing of how tokens are found or how frames look.
+A step that fails is tried again with one sequence at a time, so that only those pay for whom it
+fails; the loop ends when steps fail for everybody, several times in a row. Knows nothing of how
+tokens are found or how frames look.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Protocol
+
+import structlog
 
 from draft_service.proposers.base import Proposer
 from draft_service.sessions import Session
+from outrider.serving.errors import EngineFailed
+
+log = structlog.get_logger(__name__)
+
+_MAX_FAILED_STEPS = 3
+"""After so many steps in a row that failed for each sequence, it is not the sequences."""
+
+
+class Listener(Protocol):
+    """Who brought a sequence."""
+
+    def tell(self, session: Session) -> None:
+        """It may have something to say."""
+
+    def drop(self, session: Session) -> None:
+        """A step fails with it: it gets no more drafts."""
 
 
 class DraftLoop:
@@ -18,8 +39,9 @@ class DraftLoop:
 
     def __init__(self, proposer: Proposer) -> None:
         self._proposer = proposer
-        self._wanting: dict[Session, Callable[[Session], None]] = {}
+        self._wanting: dict[Session, Listener] = {}
         self._wake = asyncio.Event()
+        self._num_failed_steps = 0  # in a row, for everybody
         self.last_step_s = 0.0
         self.compute_s = 0.0
 
@@ -28,10 +50,10 @@ class DraftLoop:
         """Sequences that want tokens now."""
         return len(self._wanting)
 
-    def offer(self, session: Session, tell: Callable[[Session], None]) -> None:
-        """`session` has changed; `tell` is called whenever it has something to say."""
+    def offer(self, session: Session, listener: Listener) -> None:
+        """`session` has changed; `listener` hears whenever it has something to say."""
         if session.wants_tokens:
-            self._wanting[session] = tell
+            self._wanting[session] = listener
             self._wake.set()
         else:
             self._wanting.pop(session, None)
@@ -41,7 +63,7 @@ class DraftLoop:
         self._wanting.pop(session, None)
 
     async def run(self) -> None:
-        """Step for ever; ends only with the proposer's exception or by being cancelled."""
+        """Step for ever; ends only with EngineFailed or by being cancelled."""
         while True:
             await self._wake.wait()
             self._wake.clear()
@@ -50,11 +72,43 @@ class DraftLoop:
 
     async def _step(self) -> None:
         started_s = time.monotonic()
-        tellers = dict(self._wanting)
-        for session in await self._proposer.propose(list(tellers)):
-            tellers[session](session)
-        for session in tellers:
+        wanting = dict(self._wanting)
+        try:
+            changed = await self._proposer.propose(list(wanting))
+        except Exception as error:
+            log.error("a step failed", sequences=len(wanting), exc_info=error)
+            await self._step_one_by_one(wanting, error)
+        else:
+            self._num_failed_steps = 0
+            for session in changed:
+                wanting[session].tell(session)
+        for session in wanting:
             if not session.wants_tokens:
                 self._wanting.pop(session, None)
         self.last_step_s = time.monotonic() - started_s
         self.compute_s += self.last_step_s
+
+    async def _step_one_by_one(self, wanting: Mapping[Session, Listener], error: Exception) -> None:
+        """Find out for whom a step fails, and go on without them."""
+        tried = failed = 0
+        for session, listener in wanting.items():
+            if not session.wants_tokens:  # it has changed or ended meanwhile
+                continue
+            tried += 1
+            try:
+                if len(wanting) == 1:
+                    raise error
+                changed = await self._proposer.propose([session])
+            except Exception as reason:
+                failed += 1
+                log.warning("a sequence gets no drafts", reason=str(reason))
+                listener.drop(session)
+            else:
+                for each in changed:
+                    listener.tell(each)
+        if failed < tried:
+            self._num_failed_steps = 0
+        elif tried:
+            self._num_failed_steps += 1
+        if self._num_failed_steps >= _MAX_FAILED_STEPS:
+            raise EngineFailed(f"{_MAX_FAILED_STEPS} steps failed in a row: {error}") from error

@@ -101,6 +101,12 @@ class SessionBook:
         if not session.closed and session.has_unsent:
             self._unsent.setdefault(session)
 
+    def drop(self, session: Session) -> None:
+        """It cannot be drafted for here: forget it, and say that there is no place for it."""
+        if not session.closed:
+            self._forget(session)
+            self._refuse(session.sequence_id, session.epoch, GoneReason.FULL)
+
     def next_unsent(
         self, max_tokens: int, max_with_probs: int = 1
     ) -> tuple[Session, Unsent] | None:
@@ -133,10 +139,10 @@ class SessionBook:
 
     def _open(self, update: Update) -> Session | None:
         if update.opening is None:
-            self._refuse(update, GoneReason.UNKNOWN)
+            self._refuse(update.sequence_id, update.epoch, GoneReason.UNKNOWN)
             return None
         if not self._capacity.has_room():
-            self._refuse(update, GoneReason.FULL)
+            self._refuse(update.sequence_id, update.epoch, GoneReason.FULL)
             return None
         session = Session(update.sequence_id, update.epoch, update.opening)
         self._sessions[update.sequence_id] = session
@@ -160,15 +166,15 @@ class SessionBook:
                 reason = GoneReason.UNKNOWN
         if reason is not None:
             self._forget(session)
-            self._refuse(update, reason)
+            self._refuse(update.sequence_id, update.epoch, reason)
             return False
         capacity.num_tokens += len(update.tokens)
         self.mark(session)
         return True
 
-    def _refuse(self, update: Update, reason: GoneReason) -> None:
-        self._refused[update.sequence_id] = update.epoch
-        self._gone[update.sequence_id] = Gone(update.sequence_id, update.epoch, reason)
+    def _refuse(self, sequence_id: int, epoch: int, reason: GoneReason) -> None:
+        self._refused[sequence_id] = epoch
+        self._gone[sequence_id] = Gone(sequence_id, epoch, reason)
         # A target that goes on naming sequences without reading the answers gains nothing here.
         most = 4 * self._capacity.max_sequences
         while len(self._refused) > most:

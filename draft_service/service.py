@@ -25,7 +25,8 @@ log = structlog.get_logger(__name__)
 
 _MAX_TOKENS = 2**21
 """Confirmed tokens of all sequences together: about 1 GB with the n-gram index."""
-
+_LAST_WORDS_S = 1.0
+"""What targets and probes get to hear of it before a process whose loop has died ends."""
 
 ProposerFactory = Callable[[DraftSettings], Awaitable[Proposer]]
 
@@ -44,6 +45,8 @@ class DraftService:
         self._servicer: DraftServicer | None = None
         self._loop_task: asyncio.Task[None] | None = None
         self._set_healthy: SetHealthy | None = None
+        self._dead = asyncio.Event()
+        self._failure = EngineFailed("the draft loop has not failed")
 
     @property
     def max_message_bytes(self) -> int:
@@ -83,16 +86,23 @@ class DraftService:
         if self._proposer is not None:
             self._proposer.shutdown()
 
+    async def wait_dead(self) -> EngineFailed:
+        """Why the loop has died, once it has."""
+        await self._dead.wait()
+        return self._failure
+
     def _on_loop_end(self, task: asyncio.Task[None]) -> None:
-        """A step failed: without its loop the service can only say so."""
+        """Without its loop the service can only say so."""
         if task.cancelled():
             return
         error = task.exception()
         log.error("the draft loop failed", exc_info=error)
         if self._set_healthy is not None:
             self._set_healthy(False, alive=False)
+        self._failure = EngineFailed(f"the draft loop failed: {error}")
         if self._servicer is not None:
-            self._servicer.refuse_all(EngineFailed(f"the draft loop failed: {error}"))
+            self._servicer.refuse_all(self._failure)
+        self._dead.set()
 
 
 async def make_proposer(settings: DraftSettings) -> Proposer:
@@ -107,8 +117,24 @@ async def make_proposer(settings: DraftSettings) -> Proposer:
     raise SettingsError(f"proposer must be ngram or model, got {settings.proposer!r}")
 
 
-def run(settings: DraftSettings) -> None:
-    """The whole process, until a signal."""
+async def serve(service: DraftService, settings: DraftSettings) -> None:
+    """Until a signal. Raises EngineFailed when the loop dies: a supervisor can start a new one."""
+    serving = asyncio.create_task(
+        server.serve(service, settings.host, settings.port, settings.grace_s)
+    )
+    dying = asyncio.create_task(service.wait_dead())
+    await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)
+    if not dying.done():
+        dying.cancel()
+        return await serving
+    await asyncio.wait({serving}, timeout=_LAST_WORDS_S)
+    serving.cancel()
+    await asyncio.wait({serving})
+    raise dying.result()
+
+
+def run(settings: DraftSettings, proposer_factory: ProposerFactory | None = None) -> None:
+    """The whole process. Raises EngineFailed when it cannot draft any more."""
     configure_logging("draft", settings.log_level)
-    service = DraftService(settings)
-    server.run(lambda: server.serve(service, settings.host, settings.port, settings.grace_s))
+    service = DraftService(settings, proposer_factory)
+    server.run(lambda: serve(service, settings))

@@ -15,12 +15,13 @@ import structlog
 
 from draft_service.batch import DraftLoop
 from draft_service.book import Capacity, SessionBook
-from draft_service.proposers.base import PoolReport, Proposer
+from draft_service.proposers.base import Proposer
 from draft_service.sessions import Session
 from draft_service.wire import (
     UpdateReader,
     load_to_proto,
     next_frame,
+    pool_to_proto,
     target_hello,
 )
 from outrider.serving.errors import (
@@ -56,6 +57,11 @@ class _Stream:
         self.book.mark(session)
         if self.book.has_something_to_say:
             self.ready.set()
+
+    def drop(self, session: Session) -> None:
+        """`session` gets no more drafts, and its target hears so."""
+        self.book.drop(session)
+        self.ready.set()
 
     def end(self, error: OutriderError | None = None) -> None:
         """No more frames; with an error the call ends with its status."""
@@ -124,11 +130,17 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             load=self._load(),
             streams=len(self._streams),
             proposed_tokens=self._proposed_tokens,
-            pool=_pool_to_proto(self._proposer.pool()),
+            pool=pool_to_proto(self._proposer.pool()),
             instance_id=self._instance_id,
             compute_s=self._loop.compute_s,
-            state="serving" if self._closed_with is None else "draining",
+            state=self._state,
         )
+
+    @property
+    def _state(self) -> str:
+        if self._closed_with is None:
+            return "serving"
+        return "dead" if isinstance(self._closed_with, EngineFailed) else "draining"
 
     def refuse_all(self, error: OutriderError) -> None:
         """End every stream with `error`, and each new one."""
@@ -175,7 +187,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
                 for update in updates.read(frame, time.monotonic()):
                     session = stream.book.apply(update)
                     if session is not None:
-                        self._loop.offer(session, stream.tell)
+                        self._loop.offer(session, stream)
                 if stream.book.has_something_to_say:
                     stream.ready.set()
         except OutriderError as error:
@@ -234,16 +246,3 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             step_s=self._loop.last_step_s,
             capacity=self._capacity.max_sequences,
         )
-
-
-def _pool_to_proto(pool: PoolReport | None) -> target_pb2.BlockPoolStatus | None:
-    if pool is None:
-        return None
-    return target_pb2.BlockPoolStatus(
-        total=pool.total,
-        free=pool.free,
-        used=pool.total - pool.free,
-        block_size=pool.block_size,
-        integrity_errors=pool.integrity_errors,
-        wasted_slots=pool.wasted_slots,
-    )

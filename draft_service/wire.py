@@ -7,6 +7,7 @@ InvalidRequest with the field's name.
 from __future__ import annotations
 
 from draft_service.book import Gone, GoneReason, SessionBook
+from draft_service.proposers.base import PoolReport
 from draft_service.sessions import Opening, Session, Unsent, Update
 from outrider.engine.sparse_probs import MAX_SPARSE_ENTRIES, SparseProbs
 from outrider.params import InvalidParam
@@ -168,3 +169,17 @@ def load_to_proto(
 
 def _microseconds(seconds: float) -> int:
     return min(_MAX_UINT32, max(0, round(seconds * 1e6)))
+
+
+def pool_to_proto(pool: PoolReport | None) -> target_pb2.BlockPoolStatus | None:
+    """A proposer's cache as targets see it."""
+    if pool is None:
+        return None
+    return target_pb2.BlockPoolStatus(
+        total=pool.total,
+        free=pool.free,
+        used=pool.total - pool.free,
+        block_size=pool.block_size,
+        integrity_errors=pool.integrity_errors,
+        wasted_slots=pool.wasted_slots,
+    )

@@ -345,18 +345,47 @@ class Failing(NgramProposer):
         raise RuntimeError("no luck")
 
 
-async def test_a_failed_step_ends_every_stream_and_turns_health_bad() -> None:
+class FailingForOne(NgramProposer):
+    """A proposer whose step fails whenever one sequence is in it."""
+
+    async def propose(self, sessions: Sequence[Session]) -> list[Session]:
+        if any(each.sequence_id == 2 for each in sessions):
+            raise RuntimeError("no luck")
+        return await super().propose(sessions)
+
+
+async def test_a_step_that_fails_for_one_sequence_costs_only_that_one() -> None:
+    """It is gone, as one for which there is no place; the others of the stream go on."""
+    async with run_draft_service(DraftSettings(port=0), FailingForOne(1, 4)) as draft:
+        async with open_stream(draft.address) as stream:
+            await stream.send(update(1), update(2), update(3))
+            got = set[int]()
+            gone = list[tuple[int, int]]()
+            while len(got) < 2 or not gone:
+                frame = await stream.receive()
+                got |= {each.sequence_id for each in frame.proposals}
+                gone += [(each.sequence_id, each.reason) for each in frame.gone]
+            assert (got, gone) == ({1, 3}, [(2, Gone.REASON_FULL)])
+        status = await draft.status()
+        assert status.state == "serving" and await draft.is_serving()
+
+
+async def test_steps_that_fail_for_everybody_end_every_stream_and_turn_health_bad() -> None:
     """Targets see INTERNAL and go on alone; the process says that it cannot draft."""
     async with run_draft_service(DraftSettings(port=0), Failing(1, 4)) as draft:
         assert await draft.is_serving()
         async with open_stream(draft.address) as stream:
-            await stream.send(update())
+            for number in (1, 2):
+                await stream.send(update(number))
+                assert [each.sequence_id for each in (await stream.receive()).gone] == [number]
+            await stream.send(update(3))
             code, message = await stream.status()
             assert code is grpc.StatusCode.INTERNAL
             assert "no luck" in message
         async with dial(draft.address) as call:
             assert (await DraftStream(call).status())[0] is grpc.StatusCode.INTERNAL
         assert not await draft.is_serving()
+        assert (await draft.status()).state == "dead"
 
 
 async def test_a_stream_without_a_hello_is_ended() -> None:
