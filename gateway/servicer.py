@@ -18,7 +18,8 @@ from gateway.answer import Answer
 from gateway.answer_stream import ChoiceStreams
 from gateway.record import RequestRecord
 from gateway.requests import Prompt, check_generate, check_ids, check_prompt, fit_stopping
-from gateway.target_client import TargetPool, to_token_request
+from gateway.routing import TargetPool
+from gateway.target_client import to_token_request
 from gateway.templates import TemplateRefused
 from gateway.tokenizer import ModelTokenizer
 from outrider.serving.channel import MAX_MESSAGE_BYTES
@@ -79,36 +80,37 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 max_prompt_bytes=self._max_prompt_bytes,
             )
             record.checked(checked.request_id, checked.params.sampling.seed)
-            link, info = self._targets.pick()
+            route = self._targets.route(checked.params.answer.n)
+            # A cancelled handler may be stuck in a yield; this runs all the same.
+            context.add_done_callback(lambda _: route.close())
+            info = route.info
             checked.params.speculation.validate(info.max_draft_tokens)
             prompt_ids = await self._encode(checked.prompt)
             stopping = fit_stopping(
                 checked.params.stopping, checked.prompt, len(prompt_ids), info.max_model_len
             )
-            record.routed(link.address, len(prompt_ids))
-            token_request = to_token_request(checked, prompt_ids, stopping)
-            call = link.generate(token_request, context.time_remaining())
-            # A cancelled handler may be stuck in a yield; this runs all the same.
-            context.add_done_callback(lambda _: call.cancel())
             answers = [
                 Answer(self._tokenizer.detokenizer(), stopping, info.eos_token_ids)
                 for _ in range(checked.params.answer.n)
             ]
             stream = ChoiceStreams(answers, len(prompt_ids), checked.params.sampling.seed)
+            chunks = route.chunks(
+                to_token_request(checked, prompt_ids, stopping),
+                context.time_remaining,
+                lambda address: record.routed(address, len(prompt_ids)),
+            )
             try:
-                async with contextlib.aclosing(call.chunks()) as chunks:
+                async with contextlib.aclosing(chunks):
                     async for chunk in chunks:
                         for response in stream.push(chunk):
                             record.sending(response)
                             yield response
                         if stream.finished:
                             break
-                if not stream.finished:
-                    raise Unavailable("the target ended the stream without a finish")
                 if not stream.stopped_here:
-                    await call.settle()
+                    await route.settle()
             finally:
-                call.cancel()
+                route.close()
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: _Context) -> pb.TokenizeResponse:
         """Ids as Generate would see them."""

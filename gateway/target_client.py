@@ -1,7 +1,8 @@
-"""The targets behind the gateway: which are ready, and calls to them.
+"""One target as the gateway sees it: whether it is ready, how busy it is, and calls to it.
 
-One link a target. A link follows the target's health stream, so it knows within moments when the
-target drains, dies or comes back, and checks on each return that both sides use the same tokens.
+A link follows the target's health stream, so it knows within moments when the target drains, dies
+or comes back, and checks on each return that both sides use the same tokens. Which target gets a
+request is decided in `routing.py`.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ log = structlog.get_logger(__name__)
 
 _SERVICE = pb.DESCRIPTOR.services_by_name["Target"].full_name
 _STATUS_TIMEOUT_S = 5.0
-_RETRY_S = 0.3
+_LOAD_TIMEOUT_S = 1.0
+_RETRY_S = 0.25
 _SETTLE_S = 1.0
 
 
@@ -49,13 +51,20 @@ class TargetInfo:
     max_model_len: int
     max_draft_tokens: int
     eos_token_ids: frozenset[int]
+    weights_fingerprint: str = ""
+    numerics_id: str = ""
 
 
 class TargetCall:
     """One running Generate call."""
 
-    def __init__(self, call: grpc.aio.UnaryStreamCall[pb.TokenRequest, pb.TokenChunk]) -> None:
+    def __init__(
+        self,
+        call: grpc.aio.UnaryStreamCall[pb.TokenRequest, pb.TokenChunk],
+        on_end: Callable[[], None],
+    ) -> None:
         self._call = call
+        call.add_done_callback(lambda _: on_end())
 
     async def chunks(self) -> AsyncGenerator[pb.TokenChunk, None]:
         """The answer, read only as fast as it is asked for. Raises OutriderError."""
@@ -88,12 +97,27 @@ class TargetLink:
         """Set while the target is ready."""
         self.reason = "not asked yet"
         """Why it is not ready."""
+        self.num_held = 0
+        """Choices that this gateway has there or is about to send."""
+        self.answers = True
+        """It said how busy it is when it was asked last."""
+        self._num_others = 0
+        self._num_calls = 0
+        self._ended = asyncio.Event()
         self._token_table_hash = token_table_hash
         self._on_change = on_change
-        self._channel = open_channel(address)
+        self._task: asyncio.Task[None] | None = None
+        self._connect()
+
+    def _connect(self) -> None:
+        self._channel = open_channel(self.address)
         self._stub = target_pb2_grpc.TargetStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
-        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def load(self) -> int:
+        """Choices that run or wait there: ours as of now, others' as of the last report."""
+        return self.num_held + self._num_others
 
     def start(self) -> None:
         """Begin to follow the target's health."""
@@ -107,9 +131,41 @@ class TargetLink:
                 await self._task
         await self._channel.close(None)
 
+    async def close_when_idle(self) -> None:
+        """Stop following now, and cut the connection when the last call has ended."""
+        try:
+            if self._task is not None:
+                self._task.cancel()
+            self.info = None
+            while self._num_calls:
+                self._ended.clear()
+                await self._ended.wait()
+        finally:
+            await self.close()
+
+    async def refresh_load(self) -> None:
+        """Ask how busy it is."""
+        held = self.num_held
+        self._num_calls += 1
+        try:
+            request = pb.TargetGetStatusRequest()
+            status = await self._stub.GetStatus(request, timeout=_LOAD_TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            self.answers = False
+            return
+        finally:
+            self._note_end()
+        self.answers = True
+        self._num_others = max(0, status.load.running + status.load.waiting - held)
+
     def generate(self, request: pb.TokenRequest, timeout_s: float | None) -> TargetCall:
         """Start a call. `timeout_s` is the client's remaining time."""
-        return TargetCall(self._stub.Generate(request, timeout=timeout_s))
+        self._num_calls += 1
+        return TargetCall(self._stub.Generate(request, timeout=timeout_s), self._note_end)
+
+    def _note_end(self) -> None:
+        self._num_calls -= 1
+        self._ended.set()
 
     async def _follow_forever(self) -> None:
         while True:
@@ -120,6 +176,10 @@ class TargetLink:
                 self._lost(f"{error.code().name}: {error.details()}")
             # Many gateways must not come back in step.
             await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.5))
+            if not self._num_calls:
+                # A new channel tries at once; the old one waits up to two seconds between attempts.
+                await self._channel.close(None)
+                self._connect()
 
     async def _follow(self) -> None:
         watch = self._health.Watch(health_pb2.HealthCheckRequest(service=_SERVICE))
@@ -146,8 +206,11 @@ class TargetLink:
             max_model_len=status.max_model_len,
             max_draft_tokens=status.max_draft_tokens,
             eos_token_ids=frozenset(status.eos_token_ids),
+            weights_fingerprint=status.weights_fingerprint,
+            numerics_id=status.numerics_id,
         )
-        self.reason = ""
+        self.reason, self.answers = "", True
+        self._num_others = max(0, status.load.running + status.load.waiting - self.num_held)
         log.info("target is ready", address=self.address, instance=status.instance_id)
         self._on_change()
 
@@ -158,49 +221,6 @@ class TargetLink:
         self.info, self.reason = None, reason
         if was_ready:
             self._on_change()
-
-
-class TargetPool:
-    """All targets; hands out a ready one in turn."""
-
-    def __init__(
-        self, addresses: Sequence[str], token_table_hash: bytes, on_change: Callable[[bool], None]
-    ) -> None:
-        """`on_change(any target is ready)` is called when that may have changed."""
-        self._links = [
-            TargetLink(address, token_table_hash, lambda: on_change(self.ready))
-            for address in addresses
-        ]
-        self._next = 0
-
-    @property
-    def ready(self) -> bool:
-        """At least one target can be asked."""
-        return any(link.info is not None for link in self._links)
-
-    @property
-    def max_model_len(self) -> int | None:
-        """What every ready target takes; None while there is none."""
-        return min((link.info.max_model_len for link in self._links if link.info), default=None)
-
-    def start(self) -> None:
-        """Begin to look for the targets."""
-        for link in self._links:
-            link.start()
-
-    async def close(self) -> None:
-        """Cut all connections."""
-        await asyncio.gather(*(link.close() for link in self._links))
-
-    def pick(self) -> tuple[TargetLink, TargetInfo]:
-        """A ready target. Raises Unavailable, saying why each is not."""
-        for _ in self._links:
-            link = self._links[self._next % len(self._links)]
-            self._next += 1
-            if link.info is not None:
-                return link, link.info
-        reasons = "; ".join(f"{link.address}: {link.reason}" for link in self._links)
-        raise Unavailable(f"no target is ready ({reasons})")
 
 
 def to_token_request(
