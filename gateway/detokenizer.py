@@ -105,16 +105,19 @@ class WindowedDetokenizer:
         self._decode = decode
         self._token_of = token_of
         self._special = special
-        self._in_bytes = False  # a run of byte tokens is open; silent tokens do not end it
+        self._in_bytes = False  # a run of byte tokens is open
         self._window: list[int] = []
+        self._cut_above = self.LONG
+        self._num_looked_at = 1  # the window's first tokens: it cannot be cut before one of them
         self._given = ""  # the window's text that was handed out
 
     def push(self, token_id: int) -> str:
         """The window's new text, or nothing while it could still change."""
-        self._window.append(token_id)
         token = self._token_of(token_id)
-        if token is not None and token not in self._special:
-            self._in_bytes = _BYTE_TOKEN.fullmatch(token) is not None
+        if token is None or token in self._special:
+            return ""  # silent: the decoder leaves it out before it looks at neighbours
+        self._window.append(token_id)
+        self._in_bytes = _BYTE_TOKEN.fullmatch(token) is not None
         if self._in_bytes:
             return ""
         text = self._decode(self._window)
@@ -131,16 +134,33 @@ class WindowedDetokenizer:
             return ""  # the decoder rewrote the past: wait rather than take something back
         new = text[len(self._given) :]
         self._given = text
-        if len(self._window) > self.LONG:
+        if len(self._window) > self._cut_above:
             self._cut()
         return new
 
     def _cut(self) -> None:
-        """Forget old tokens. The rest must begin with text, or the decoder sees a new beginning."""
-        for start in range(len(self._window) - self.KEEP, 0, -1):
-            first = self._window[start]
-            token = self._token_of(first) or ""
-            if not _BYTE_TOKEN.fullmatch(token) and self._decode([first]).strip():
-                self._window = self._window[start:]
-                self._given = self._decode(self._window)
+        """Forget old tokens. The rest must begin with text, or the decoder sees a new beginning.
+
+        Looks at each token of the window at most once, however long no cut is possible.
+        """
+        last = len(self._window) - self.KEEP
+        for start in range(last, self._num_looked_at - 1, -1):
+            if self._is_text(start) and self._decode([self._window[start]]).strip():
+                self._cut_at(start)
                 return
+        # A run of blanks. What decoders drop at a beginning is dropped if anything is left of it.
+        if self._is_text(last) and self._decode(self._window[last:]):
+            self._cut_at(last)
+            return
+        self._num_looked_at = last + 1
+        self._cut_above = len(self._window) + self.LONG
+
+    def _is_text(self, index: int) -> bool:
+        """A byte token is none: the bytes before it may belong to its character."""
+        return not _BYTE_TOKEN.fullmatch(self._token_of(self._window[index]) or "")
+
+    def _cut_at(self, start: int) -> None:
+        self._window = self._window[start:]
+        self._given = self._decode(self._window)
+        self._cut_above = self.LONG
+        self._num_looked_at = 1

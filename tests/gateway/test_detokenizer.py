@@ -86,7 +86,7 @@ SPECIAL = frozenset(["<unk>", "<s>", "</s>"])
 def byte_fallback_tokenizer() -> Tokenizer:
     """Llama-like: words with a leading mark, byte tokens, a decoder that strips one space."""
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces += ["\u2581", "\u2581Hello", "\u2581world", "ing", "!", "\u2581\u2581", "\u00e9"]
+    pieces += ["\u2581", "\u2581Hello", "\u2581world", "ing", "!", "\u2581\u2581", "\u00e9", "\n"]
     raw = Tokenizer(
         models.BPE({piece: i for i, piece in enumerate(pieces)}, [], byte_fallback=True)
     )
@@ -120,6 +120,47 @@ def test_windowed_random_ids(make: object, data: st.DataObject) -> None:
     ids = data.draw(st.lists(st.one_of(st.integers(0, 265), words, words), max_size=120))
     detokenizer = WindowedDetokenizer(raw.decode, raw.id_to_token, SPECIAL)
     assert "".join(feed(detokenizer, ids)) == raw.decode(ids)
+
+
+BLANKS = ["\u2581", "\u2581\u2581", "\n", "<s>", "<0x20>", "<0x0A>"]
+
+
+@pytest.mark.parametrize("make", [byte_fallback_tokenizer, metaspace_tokenizer])
+@SLOW_OK
+@given(data=st.data())
+def test_windowed_long_blanks(make: object, data: st.DataObject) -> None:
+    """Words far apart: nothing of the blanks between them is lost or doubled by a cut in them."""
+    raw = make()
+    runs = st.tuples(st.sampled_from(BLANKS), st.integers(1, 90))
+    words = st.tuples(st.sampled_from(["\u2581Hello", "ing", "<0xC3>", "<0xA9>"]), st.just(1))
+    parts = data.draw(st.lists(st.one_of(runs, runs, words), max_size=8))
+    ids = [raw.token_to_id(piece) for piece, count in parts for _ in range(count)]
+    detokenizer = WindowedDetokenizer(raw.decode, raw.id_to_token, SPECIAL)
+    assert "".join(feed(detokenizer, ids)) == raw.decode(ids)
+
+
+@pytest.mark.parametrize("make", [byte_fallback_tokenizer, metaspace_tokenizer])
+@pytest.mark.parametrize(
+    ("piece", "in_the_end"),
+    [("\n", ""), ("\u2581", ""), ("</s>", ""), ("ing", ""), ("<0x0A>", "!")],
+)
+def test_windowed_work_is_in_proportion(make: object, piece: str, in_the_end: str) -> None:
+    """2,000 times the same token, be it blank, silent or a byte: a short window's decode each."""
+    raw, num_tokens = make(), 2000
+    num_calls = num_decoded = 0
+
+    def decode(ids: Sequence[int]) -> str:
+        nonlocal num_calls, num_decoded
+        num_calls += 1
+        num_decoded += len(ids)
+        return raw.decode(ids)
+
+    ids = [raw.token_to_id(piece)] * num_tokens
+    ids += [raw.token_to_id(in_the_end)] * bool(in_the_end)
+    detokenizer = WindowedDetokenizer(decode, raw.id_to_token, SPECIAL)
+    assert "".join(feed(detokenizer, ids)) == raw.decode(ids)
+    assert num_calls <= 3 * num_tokens
+    assert num_decoded <= num_tokens * (WindowedDetokenizer.LONG + 2)
 
 
 def test_windowed_gives_text_as_it_comes() -> None:
