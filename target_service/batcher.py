@@ -1,7 +1,7 @@
 """The one loop: wait for drafts while it pays, plan, run on the device, commit.
 
-Everything but the step itself happens on the event loop, between two steps, so no state is shared
-with the device thread but the plan that it was given.
+Everything but the step itself happens on the event loop, between two steps. The device thread reads
+the plan and the planned sequences' tokens, which nobody changes while it runs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from functools import partial
 import structlog
 
 from outrider.engine.batch import Batch
-from outrider.serving.device import DeviceThread
+from outrider.engine.sequence import Sequence
+from outrider.serving.device import DeviceStuck, DeviceThread
 from outrider.serving.errors import EngineFailed, Overloaded, Unavailable
 from target_service.draft_gate import DraftGate
 from target_service.draft_hub import DraftHub
@@ -72,7 +73,6 @@ class Batcher:
         self.totals = Totals()
         self.speculation = SpeculationCounts()
         self.dead_reason = ""
-        self._hub = hub
         self._run_step = run_step
         self._device = device
         self._cost = cost
@@ -81,6 +81,7 @@ class Batcher:
         self._on_dead = on_dead
         self._num_failed_steps = 0
         self.draining = False
+        self._stopping = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -99,6 +100,7 @@ class Batcher:
 
     async def stop(self) -> None:
         """End every request and the loop."""
+        self._stopping = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})  # it may have died before, and said why
@@ -118,8 +120,6 @@ class Batcher:
         self.totals.started += len(requests)
         for request in requests:
             self.scheduler.add(request)
-            if request.drafts is not None:
-                self._hub.open(request.drafts)
         self._wake.set()
         self._gate.nudge()
 
@@ -133,11 +133,13 @@ class Batcher:
             self.totals.cancelled += 1
             self._end(request)
 
-    def stall(self, request: Request) -> None:
-        """The client does not read: end the request as failed."""
-        if not request.ended:
+    def stall(self, *requests: Request) -> bool:
+        """The client does not read: end these as failed. False if all of them had ended before."""
+        open_requests = [request for request in requests if not request.ended]
+        for request in open_requests:
             self.totals.failed += 1
             self._end(request)
+        return bool(open_requests)
 
     async def _loop(self) -> None:
         while True:
@@ -160,6 +162,7 @@ class Batcher:
 
     async def _step(self, plan: Plan) -> None:
         for i, share in enumerate(plan.shares):
+            self._gate.open(share.request)
             if share.request.drafts is not None:
                 tail = share.request.drafts.tail
                 tail.begin_round(len(share.drafts))
@@ -169,6 +172,8 @@ class Batcher:
         started = time.monotonic()
         try:
             verdicts = await self._device.run(partial(self._run_step, plan))
+        except DeviceStuck:
+            raise  # nothing will ever run there again
         except Exception as error:
             log.error("a step failed", requests=len(plan.shares), exc_info=error)
             await self._step_one_by_one(plan, error)
@@ -190,6 +195,8 @@ class Batcher:
                 if len(plan.shares) == 1:
                     raise error
                 verdict = (await self._device.run(partial(self._run_step, alone)))[0]
+            except DeviceStuck:
+                raise
             except Exception as reason:
                 self._fail(share.request, EngineFailed(f"a step failed: {reason}"))
                 continue
@@ -217,14 +224,14 @@ class Batcher:
         if verdict is not None:
             request.num_scored += len(verdict.prompt)
         if verdict is None or not verdict.tokens:
-            self.totals.prefilled_tokens += end - sequence.num_computed
+            self.totals.prefilled_tokens += _prompt_part(sequence, end)
             self.scheduler.commit(request, end)
             if request.drafts is not None:
                 request.drafts.tail.advance(0, 0)
             if verdict is not None and verdict.prompt:
                 self._deliver(request, [], None, verdict.prompt)
             return
-        self.totals.prefilled_tokens += max(0, sequence.num_pending - 1)
+        self.totals.prefilled_tokens += _prompt_part(sequence, sequence.num_tokens)
         tokens, reason = self._cut(request, verdict.tokens)
         accepted = min(verdict.num_accepted, len(tokens))
         # Drafts behind the stop were computed, but nobody asked for them.
@@ -272,18 +279,22 @@ class Batcher:
         self.scheduler.remove(request)
         if request.drafts is not None:
             request.drafts.tail.finish()
-            self._hub.close(request.drafts)
         self._gate.forget(request)
         self._wake.set()
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         """Without the loop nothing moves: say so to everybody."""
-        if task.cancelled():
+        if self._stopping:
             self.dead_reason = "stopped"
             return
-        error = task.exception()
+        error = EngineFailed("its loop was cancelled") if task.cancelled() else task.exception()
         self.dead_reason = str(error) or type(error).__name__
         log.error("the engine is dead", reason=self.dead_reason, exc_info=error)
         for request in [*self.scheduler.running, *self.scheduler.waiting]:
             self._fail(request, EngineFailed(f"the engine is dead: {self.dead_reason}"))
         self._on_dead()
+
+
+def _prompt_part(sequence: Sequence, end: int) -> int:
+    """Of the tokens computed up to `end`, those of the prompt that were not computed before."""
+    return max(0, min(end, sequence.prompt_len) - sequence.num_computed)

@@ -23,7 +23,7 @@ from outrider.serving.errors import Incompatible
 from outrider.serving.handshake import check_compatible
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2
 from target_service.draft_link import SequenceFacts, SequenceLink
-from target_service.draft_tail import DraftTail, ProposedTokens, Unused
+from target_service.draft_tail import DraftTail, DraftTotals, ProposedTokens, Unused
 from target_service.draft_wire import next_frame, sparse_probs_from_proto
 
 log = structlog.get_logger(__name__)
@@ -52,6 +52,9 @@ _PERMANENT = {
 
 _IMPOSSIBLE = 2**32
 
+_STREAM_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
+"""What a write raises when the stream is over."""
+
 _Stream = grpc.aio.StreamStreamCall[draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse]
 
 
@@ -67,6 +70,7 @@ class DraftClient:
         on_ready: Callable[[], None],
         on_lost: Callable[[list[int]], None],
         on_refused: Callable[[int], None],
+        totals: DraftTotals,
     ) -> None:
         self.address = address
         self.state = "connecting"
@@ -79,6 +83,7 @@ class DraftClient:
         self._hello = hello
         self._on_arrival, self._on_ready, self._on_lost = on_arrival, on_ready, on_lost
         self._on_refused = on_refused
+        self._totals = totals
         self._links: dict[int, SequenceLink] = {}
         self._dirty: OrderedDict[int, SequenceLink] = OrderedDict()
         self._wake_writer = asyncio.Event()
@@ -86,6 +91,7 @@ class DraftClient:
         self._waited_in_vain = False
         self._next_id = 0
         self._was_ready = False
+        self._logged_reason = ""
         self._listen_s = _LISTEN_S[0]
         self._task: asyncio.Task[None] | None = None
 
@@ -190,7 +196,9 @@ class DraftClient:
         else:
             self.reason = str(error) or type(error).__name__
         self.state = "refused" if permanent else "backoff"
-        log.warning("drafter unused", address=self.address, state=self.state, reason=self.reason)
+        if self.reason != self._logged_reason:  # not at every attempt
+            self._logged_reason = self.reason
+            log.warning("drafter unused", address=self.address, reason=self.reason)
 
     async def _connected(self) -> None:
         """One stream, from its Hello to its end."""
@@ -201,13 +209,26 @@ class DraftClient:
                 async with asyncio.timeout(_HELLO_TIMEOUT_S):
                     self.peer = await self._shake_hands(stream)
                 self._was_ready = True
-                self.state, self.reason = "ready", ""
-                log.info("drafter ready", address=self.address, instance=self.peer.instance_id)
+                self.state, self.reason = "ready", self._warning()
+                self._logged_reason = ""
+                log.info(
+                    "drafter ready",
+                    address=self.address,
+                    instance=self.peer.instance_id,
+                    warning=self.reason or None,
+                )
                 self._on_ready()
                 await self._pump(stream)
             finally:
                 stream.cancel()
                 self._lose_sequences()
+
+    def _warning(self) -> str:
+        """What an operator should know of a drafter that works; empty if there is nothing."""
+        theirs, ours = self.peer.noise_version, self._hello.noise_version
+        if self.peer.weights_fingerprint and theirs != ours:
+            return f"its noise has version {theirs}, ours {ours}: sampled drafts guess badly"
+        return ""
 
     async def _shake_hands(self, stream: _Stream) -> draft_pb2.Hello:
         reader = asyncio.create_task(_read_one(stream))
@@ -233,6 +254,8 @@ class DraftClient:
         reader = asyncio.create_task(self._read(stream))
         try:
             await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
+            if writer.done() and not isinstance(writer.exception(), _STREAM_ERRORS):
+                writer.result()
             # The reader knows the status; a writer that failed first only saw the stream close.
             async with asyncio.timeout(_HELLO_TIMEOUT_S):
                 await reader
@@ -244,7 +267,6 @@ class DraftClient:
     async def _read(self, stream: _Stream) -> None:
         while (response := await _read_one(stream)) is not None:
             self._asked.clear()
-            self._waited_in_vain = False
             self._take_in(response)
         code = await stream.code()
         if code is not grpc.StatusCode.OK:
@@ -267,6 +289,8 @@ class DraftClient:
         for update in frame.updates:
             if update.window:
                 self._asked.setdefault(update.sequence_id, now)
+            else:
+                self._asked.pop(update.sequence_id, None)  # it owes no answer any more
         return frame
 
     def _take_in(self, response: draft_pb2.SpeculateResponse) -> None:
@@ -284,8 +308,11 @@ class DraftClient:
     def _take_proposal(self, proposal: draft_pb2.Proposal) -> None:
         link = self._links.get(proposal.sequence_id)
         if link is None:
-            finished = proposal.sequence_id <= self._next_id
-            self.frames["finished" if finished else "unknown_sequence"] += 1
+            known = proposal.sequence_id <= self._next_id
+            self.frames["finished" if known else "unknown_sequence"] += 1
+            self._totals.num_proposed += len(proposal.tokens)
+            reason = Unused.FINISHED if known else Unused.MALFORMED
+            self._totals.unused[reason] += len(proposal.tokens)
             return
         self._note_timing(link, proposal)
         mismatched = proposal.logprobs and len(proposal.logprobs) != len(proposal.tokens)
@@ -299,8 +326,9 @@ class DraftClient:
         )
         if link.tail.needs_resync:
             self._resync(link, Unused.GAP)
-        elif link.tail.tokens:
+        elif link.tail.tokens or link.tail.exhausted:
             link.num_resyncs = 0
+            self._waited_in_vain = False  # other frames do not show that waiting is of use
 
     def _take_gone(self, gone: draft_pb2.SequenceGone) -> None:
         link = self._links.get(gone.sequence_id)
@@ -324,6 +352,7 @@ class DraftClient:
             self._release(link)
         else:
             link.held_back = True
+            self._dirty.pop(link.sequence_id, None)
             asyncio.get_running_loop().call_later(pause, self._release, link)
 
     def _release(self, link: SequenceLink) -> None:

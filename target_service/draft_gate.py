@@ -27,9 +27,12 @@ class DraftGate:
         """Seconds that steps waited, since the start."""
         self._hub = hub
         self._arrived = arrived
+        self._open: set[Request] = set()
         self._wishes: dict[Request, Wish] = {}
         self._since: dict[Request, float] = {}
+        self._answered: set[Request] = set()
         self._sitting_out: set[Request] = set()
+        self._patience = 1.0
 
     def nudge(self) -> None:
         """Something has changed that may end a wait."""
@@ -42,7 +45,10 @@ class DraftGate:
         started = time.monotonic()
         ready = [request for request in running if not request.output.full]
         self._wish(ready, started)
-        lacking = self._still_lacking({each for each in self._wishes if self._lacks(each)})
+        lacking = {each for each in self._wishes if self._lacks(each)}
+        # What one gains by waiting, everybody in the step pays for.
+        self._patience = len(lacking) / max(1, len(ready))
+        lacking = self._still_lacking(lacking)
         while lacking:
             others = len(waiting) > 0 or any(each not in lacking for each in ready)
             if may_sit_out and others and all(map(_is_fixed, lacking)):
@@ -54,12 +60,19 @@ class DraftGate:
                     await self._arrived.wait()
             lacking = self._still_lacking(lacking)
         self._sitting_out = lacking
+        self._answered = {each for each in self._wishes if _has_answer(each)}
         self.waited_s += time.monotonic() - started
 
     @property
     def anybody_sits_out(self) -> bool:
         """Somebody waits for drafts while others step."""
         return bool(self._sitting_out)
+
+    def open(self, request: Request) -> None:
+        """The request has begun to run: from now on a drafter hears of it."""
+        if request.drafts is not None and request not in self._open:
+            self._open.add(request)
+            self._hub.open(request.drafts)
 
     def sits_out(self, request: Request) -> bool:
         """The request waits for its drafts while others step."""
@@ -78,7 +91,7 @@ class DraftGate:
         if drafts is None:
             return
         now = time.monotonic()
-        answered = drafts.tail.exhausted
+        answered = request in self._answered
         drafts.tail.advance(drafted, num_new)
         self._since[request] = now
         wish = self._wishes.get(request, NO_DRAFTS)
@@ -88,6 +101,10 @@ class DraftGate:
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
+        if request in self._open:
+            assert request.drafts is not None
+            self._open.remove(request)
+            self._hub.close(request.drafts)
         self._since.pop(request, None)
         self._wishes.pop(request, None)
         self._sitting_out.discard(request)
@@ -97,10 +114,11 @@ class DraftGate:
         self._wishes = {
             request: request.window.wish(now_s)
             for request in ready
-            if request.drafts is not None and request.sequence.num_pending == 1
+            if request in self._open and request.sequence.num_pending == 1
         }
+        # Whoever was paused in between starts anew: its drafts had all the time of the world.
+        self._since = {request: self._since.get(request, now_s) for request in self._wishes}
         for request, wish in self._wishes.items():
-            self._since.setdefault(request, now_s)
             self._tell_drafter(request, wish.window)
 
     def _still_lacking(self, lacking: set[Request]) -> set[Request]:
@@ -127,11 +145,17 @@ class DraftGate:
         return len(drafts.tail.tokens) < wanted and not drafts.tail.exhausted
 
     def _deadline(self, request: Request) -> float:
-        return self._since[request] + self._wishes[request].wait_s
+        patience = 1.0 if _is_fixed(request) else self._patience
+        return self._since[request] + self._wishes[request].wait_s * patience
 
     def _tell_drafter(self, request: Request, window: int) -> None:
         if request.drafts is not None and not request.ended:
             self._hub.update(request.drafts, min(window, request.room_for_drafts))
+
+
+def _has_answer(request: Request) -> bool:
+    """Its drafter has said that it has nothing for the next round."""
+    return request.drafts is not None and request.drafts.tail.exhausted
 
 
 def _is_fixed(request: Request) -> bool:

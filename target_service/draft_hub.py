@@ -10,7 +10,7 @@ from outrider.serving.discovery import REFRESH_S, Resolve, needs_refresh, resolv
 from protos.outrider.v1 import draft_pb2
 from target_service.draft_client import DraftClient
 from target_service.draft_link import DraftedSequence
-from target_service.draft_tail import Unused
+from target_service.draft_tail import DraftTotals, Unused
 
 
 class DraftHub:
@@ -21,12 +21,15 @@ class DraftHub:
         addresses: Sequence[str],
         hello: draft_pb2.Hello,
         on_arrival: Callable[[], None],
+        *,
         resolve: Resolve = resolve,
+        totals: DraftTotals | None = None,
     ) -> None:
         self._addresses = addresses
         self._hello = hello
         self._on_arrival = on_arrival
         self._resolve = resolve
+        self._totals = DraftTotals() if totals is None else totals
         self._homes: dict[tuple[DraftClient, int], DraftedSequence] = {}
         self._homeless: dict[DraftedSequence, None] = {}
         self._discovery: asyncio.Task[None] | None = None
@@ -115,6 +118,7 @@ class DraftHub:
             on_ready=self._house_the_homeless,
             on_lost=lambda ids: self._move(client, ids),
             on_refused=lambda sequence_id: self._try_another(client, sequence_id),
+            totals=self._totals,
         )
         return client
 

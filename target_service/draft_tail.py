@@ -66,6 +66,8 @@ class Arrival(Enum):
 
 
 _MAX_HELD = 64
+_MAX_HELD_TOKENS = 1024
+"""Of one proposal during a round; no window is as large."""
 
 
 @dataclass(slots=True)
@@ -142,7 +144,7 @@ class DraftTail:
         self._totals.num_proposed += len(proposal.tokens)
         if not self._in_round:
             self._align(proposal)
-        elif len(self._held) < _MAX_HELD:
+        elif len(self._held) < _MAX_HELD and len(proposal.tokens) <= _MAX_HELD_TOKENS:
             self._held.append(proposal)
         else:
             self._refuse(Arrival.FLOOD, Unused.WINDOW, proposal.tokens)

@@ -59,7 +59,7 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
             self._stream_tokens,
             self._stall_s,
             on_drained=self._batcher.nudge,
-            on_stall=lambda: self._stall(choices),
+            on_stall=lambda: self._batcher.stall(*choices),
         )
         choices = self._door.admit(request, params, stream)
         delivery = _Delivery(choices)
@@ -77,6 +77,9 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         except OutriderError as error:
             outcome = error.code.name.lower()
             raise
+        except Exception:
+            outcome = "internal"
+            raise
         finally:
             self._cancel(choices)
             stream.close()
@@ -91,10 +94,6 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
     def _cancel(self, choices: list[Request]) -> None:
         for choice in choices:
             self._batcher.cancel(choice)
-
-    def _stall(self, choices: list[Request]) -> None:
-        for choice in choices:
-            self._batcher.stall(choice)
 
 
 class _Delivery:

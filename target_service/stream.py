@@ -13,7 +13,8 @@ from target_service.request import Piece
 class TokenStream:
     """One writer, one reader. Never blocks the writer: it is `full` and the request then pauses.
 
-    A reader that takes nothing for `stall_s` while the stream is full loses it.
+    A reader that takes nothing for `stall_s` while the stream is full loses it, if `on_stall` says
+    that there was something left to end.
     """
 
     def __init__(
@@ -21,7 +22,7 @@ class TokenStream:
         max_tokens: int,
         stall_s: float,
         on_drained: Callable[[], None],
-        on_stall: Callable[[], None],
+        on_stall: Callable[[], bool],
     ) -> None:
         self.full = False
         self._max_tokens = max_tokens
@@ -76,6 +77,6 @@ class TokenStream:
         self._stall_timer = asyncio.get_running_loop().call_later(self._stall_s, self._stall)
 
     def _stall(self) -> None:
-        self._pieces.clear()
-        self.fail(Unavailable(f"the stream was not read for {self._stall_s:g} s"))
-        self._on_stall()
+        if self._on_stall():  # else everything is made already, and waits for its reader
+            self._pieces.clear()
+            self.fail(Unavailable(f"the stream was not read for {self._stall_s:g} s"))

@@ -1,7 +1,7 @@
 """The window controller: how many tokens to draft for a sequence, and how long to wait for them.
 
 A first controller behind a small interface: per sequence, from its own acceptance, with a probe so
-that it recovers from 0. Pure: the caller passes the time. Knows nothing of streams or tensors.
+that it recovers from 0. The caller passes the time. Knows nothing of streams or tensors.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ _MISSES_TO_OFF = 8
 late drafts are not waited for, and the first drafts may take several steps to come."""
 _PROBE_AFTER_S = (0.5, 1.0, 2.0, 4.0)
 """Pause before each probe; the last one repeats."""
+_PROBE_MISSES = 6
+"""The same while probing: enough for drafts that come three rounds late."""
 _PROBE_TOKENS = 2
+_LATENCY_FADES = 0.97
+"""Each wish forgets this much of a latency that keeps a step from waiting, so it is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +155,8 @@ class SequenceWindow:
                 self._pause(now_s)
             return
         self._misses += 1
-        if self._misses >= _MISSES_TO_OFF and self._mode is SpeculationMode.AUTO:
+        limit = _MISSES_TO_OFF if self._next_probe_s is None else _PROBE_MISSES
+        if self._misses >= limit and self._mode is SpeculationMode.AUTO:
             self._misses = 0
             self._pause(now_s)
 
@@ -182,6 +187,7 @@ class SequenceWindow:
         gained = sum(rate**j for j in range(1, k + 1)) * self._cost.step_s / 2
         limit = min(self._max_wait_s, gained) if self._cost.step_s else self._max_wait_s
         if self._latency_s is not None and self._latency_s > limit:
+            self._latency_s *= _LATENCY_FADES
             return 0.0
         return limit
 

@@ -222,6 +222,7 @@ class Target:
             assert open_tokens == 0
             assert self.num_drafted_sequences == 0
             assert not self.batcher._gate._since
+            assert not self.batcher._gate._open
 
 
 @contextlib.asynccontextmanager

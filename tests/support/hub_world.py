@@ -45,8 +45,8 @@ class HubWorld(Watched):
 
     def __init__(self, *addresses: str, **hub: Any) -> None:
         super().__init__()
-        self.hub = DraftHub(addresses, make_hello(), self.changed.set, **hub)
         self.totals = DraftTotals()
+        self.hub = DraftHub(addresses, make_hello(), self.changed.set, totals=self.totals, **hub)
         self.num_drafted = 0
         self.sequence = self.make_sequence()
 

@@ -32,10 +32,11 @@ def make_door() -> Door:
         rms_norm_eps=1e-5,
         rope_theta=1e4,
         rope_scaling=None,
+        query_key_norms=False,
         tied_head=True,
         eos_token_ids=(EOS,),
     )
-    return Door(model, Limits(MAX_LEN, 4, 8, 0.05), StepCost(), DraftTotals())
+    return Door(model, Limits(MAX_LEN, 16, 4, 8, 0.05), StepCost(), DraftTotals())
 
 
 def make_message(**changes) -> target_pb2.TokenRequest:
@@ -51,7 +52,7 @@ def make_message(**changes) -> target_pb2.TokenRequest:
 def admit(**changes) -> Request:
     """The request as it would run."""
     door, message = make_door(), make_message(**changes)
-    return door.admit(message, door.check(message), CollectedOutput)
+    return door.admit(message, door.check(message), CollectedOutput())[0]
 
 
 SPECULATION, STOPPING = sampling_pb2.SpeculationParams, sampling_pb2.StoppingParams
@@ -73,14 +74,14 @@ SPECULATION, STOPPING = sampling_pb2.SpeculationParams, sampling_pb2.StoppingPar
         ("sampling.seed", {"sampling": sampling_pb2.SamplingParams(temperature=0.5)}),
         ("sampling.top_p", {"sampling": sampling_pb2.SamplingParams(temperature=0.0, top_p=2)}),
         ("speculation.max_draft_tokens", {"speculation": SPECULATION(max_draft_tokens=5)}),
-        (
-            "speculation.verification",
-            {"speculation": SPECULATION(verification=SPECULATION.VERIFICATION_REJECTION)},
-        ),
+        ("speculation.verification", {"speculation": SPECULATION(verification=99)}),
         ("priority", {"priority": 101}),
         ("request_id", {"request_id": "x" * 129}),
         ("cache_salt", {"cache_salt": b"x" * 129}),
-        ("n", {"n": 2}),
+        ("n", {"n": 17}),
+        ("n", {"n": 0}),
+        ("n", {"n": 2, "resumed_token_ids": [4]}),
+        ("logprobs", {"logprobs": 21}),
     ],
 )
 def test_a_bad_field_is_named(field, changes):

@@ -15,8 +15,8 @@ import pytest
 from outrider.serving.channel import server_options
 from protos.outrider.v1 import draft_pb2
 from target_service.draft_client import DraftClient
-from target_service.draft_tail import Unused
-from tests.support.draft_scripts import JUNK, Empty, Going, Junk, Mute
+from target_service.draft_tail import DraftTotals, Unused
+from tests.support.draft_scripts import JUNK, Empty, Going, Junk, Late, Mute
 from tests.support.draft_stream import make_hello
 from tests.support.hub_world import HASH, OUTPUT, PROMPT, WAIT_S, Watched, honest, hub_to
 from tests.support.scripted_drafter import ScriptedDrafter
@@ -34,6 +34,7 @@ async def connect(address: str, **hello: Any) -> AsyncIterator[tuple[DraftClient
         on_ready=lambda: None,
         on_lost=watched.lost.append,
         on_refused=lambda sequence_id: None,
+        totals=DraftTotals(),
     )
     client.start()
     try:
@@ -325,3 +326,26 @@ async def test_a_drafter_with_a_small_window_is_asked_for_no_more():
             assert await world.drafts(2) == OUTPUT[:2]
             assert world.hub.granted(world.sequence) == 2
         assert max(drafter.record.windows(1)) == 2
+
+
+async def test_a_sequence_that_no_longer_asks_is_owed_nothing():
+    """A window of 0 takes the question back: the drafter is not silent for keeping quiet."""
+    async with ScriptedDrafter(Mute()) as drafter, hub_to(drafter.address) as world:
+        client = await world.ready()
+        world.open()
+        await drafter.record.wait_for(lambda record: any(u.window for u in record.of(1)))
+        world.confirm(1, window=0)
+        await asyncio.sleep(1.2)
+        assert client.responsive
+
+
+async def test_tokens_for_an_ended_sequence_are_in_the_books():
+    """Proposals that cross the end on the wire are proposed and unused like any others."""
+    async with ScriptedDrafter(Late(honest(), 0.1)) as drafter, hub_to(drafter.address) as world:
+        await world.ready()
+        world.open()
+        await drafter.record.wait_for(lambda record: any(u.window for u in record.of(1)))
+        world.sequence.tail.finish()
+        world.hub.close(world.sequence)
+        await world.until(lambda: world.hub.frames["finished"] == 1)
+        assert world.totals.num_proposed == sum(world.totals.unused.values()) == 4

@@ -1,0 +1,64 @@
+"""Waiting for drafts: who waits, how long, and what is learned from it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from outrider.params import SpeculationMode
+from target_service.window import Wish
+from tests.support.draft_scripts import Drafting, Empty, Perfect
+from tests.support.function_target import output_of, running_target, solo
+from tests.support.scripted_drafter import ScriptedDrafter
+from tests.target.test_batcher_with_drafters import connected, known, long_prompt
+
+
+async def test_a_drafter_that_has_nothing_to_say_is_not_given_up() -> None:
+    """It answers at once, so it costs no wait, and it is asked again at every round."""
+    async with (
+        ScriptedDrafter(Empty()) as drafter,
+        running_target(drafter.address) as target,
+    ):
+        await connected(target)
+        prompt = long_prompt(5)
+        target.model.step_s = 0.002
+        request = target.submit(prompt, 50, mode=SpeculationMode.AUTO)
+        await target.settle()
+        assert output_of(request).ids == solo(prompt, 50)
+        asked = [update.window > 0 for update in drafter.record.of(1)]
+        # The last token never needs drafts; all the other rounds do.
+        assert sum(asked) >= 45
+
+
+async def test_good_drafts_after_many_empty_answers_are_used_at_once() -> None:
+    """A text that begins to repeat itself profits from the first repetition on."""
+    async with (
+        ScriptedDrafter(Empty()) as drafter,
+        running_target(drafter.address) as target,
+    ):
+        await connected(target)
+        prompt = long_prompt(6)
+        target.model.step_s = 0.002
+        request = target.submit(prompt, 55, mode=SpeculationMode.AUTO)
+        while request.num_generated < 25:
+            await asyncio.sleep(0.001)
+        drafter.behaviour = Drafting(Perfect(known))
+        await target.settle()
+        assert output_of(request).ids == solo(prompt, 55)
+        assert request.counts.accepted >= 15
+
+
+async def test_one_slow_sequence_costs_its_neighbours_their_share_only() -> None:
+    """With four in the step, one that lacks drafts makes it wait a quarter of its own patience."""
+    async with running_target() as target:
+        wish = Wish(2, 5, 0.2)
+        lonely = target.submit(long_prompt(1), 20, mode=SpeculationMode.AUTO)
+        others = [target.submit(long_prompt(n), 20) for n in (2, 3, 4)]
+        lonely.window.wish = lambda now_s: wish  # type: ignore[method-assign]
+        target.hub.late = True
+        waited = target.batcher.draft_wait_s
+        while target.model.num_steps < 4:
+            await asyncio.sleep(0.001)
+        steps, waited = target.model.num_steps, target.batcher.draft_wait_s - waited
+        assert waited <= steps * (0.2 / 4 + 0.02)
+        for request in [lonely, *others]:
+            target.batcher.cancel(request)
