@@ -55,7 +55,7 @@ def slow_steps(target: Target, step_s: float) -> StepClock:
     """From now on each step of `target` takes at least `step_s`."""
     clock = StepClock()
     batcher = target.service.batcher
-    hub = batcher._hub
+    hub = target.service._hub
     run_step, note_vain_wait = batcher._run_step, hub.note_vain_wait
 
     def run_slowly(plan: Any) -> Any:
