@@ -174,6 +174,9 @@ class TargetLink:
                 self._lost("the health stream ended")
             except grpc.aio.AioRpcError as error:
                 self._lost(f"{error.code().name}: {error.details()}")
+            except Exception as error:  # whatever it is, the target must not go unwatched for ever
+                log.exception("following a target failed", address=self.address)
+                self._lost(f"unexpected {type(error).__name__}: {error}")
             # Many gateways must not come back in step.
             await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.5))
             if not self._num_calls:

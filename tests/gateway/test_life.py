@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 from outrider.serving.errors import EngineFailed, Unavailable
 from protos.outrider.v1 import inference_pb2 as pb
 from tests.support.gateways import Answer, gateway_on, gateway_with, target_status, until
-from tests.support.scripted_target import Script, serving
+from tests.support.scripted_target import SERVICE, Script, serving
 
 REQUEST = pb.GenerateRequest(text="x")
 LONG = [5] * 200
@@ -116,6 +116,18 @@ async def test_target_health_is_the_gateways(tiny_folder: Path) -> None:
         await target.set_serving(False)
         await gateway.wait_health(False)
         with pytest.raises(grpc.aio.AioRpcError, match="NOT_SERVING"):
+            await gateway.ask(REQUEST)
+        await target.set_serving(True)
+        await gateway.wait_health(True)
+        assert (await gateway.ask(REQUEST)).ids == [5]
+
+
+async def test_what_nobody_expected_does_not_end_the_watch(tiny_folder: Path) -> None:
+    """A target that says what has no name is not used, and its return is noticed all the same."""
+    async with gateway_with(tiny_folder, Script([5])) as (gateway, target):
+        await target.health.set(SERVICE, 99)
+        await gateway.wait_health(False)
+        with pytest.raises(grpc.aio.AioRpcError, match="unexpected ValueError"):
             await gateway.ask(REQUEST)
         await target.set_serving(True)
         await gateway.wait_health(True)
