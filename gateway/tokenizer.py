@@ -25,14 +25,11 @@ from gateway.detokenizer import (
     WindowedDetokenizer,
 )
 from gateway.templates import ChatTemplate, TemplateRefused
+from outrider.model_error import ModelError
 
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
-
-
-class ModelFilesError(Exception):
-    """A model folder that cannot be served; the message names the file."""
 
 
 class ModelTokenizer:
@@ -62,11 +59,11 @@ class ModelTokenizer:
 
     @classmethod
     def load(cls, folder: Path) -> ModelTokenizer:
-        """Read config.json, tokenizer.json and the template. Raises ModelFilesError."""
+        """Read config.json, tokenizer.json and the template. Raises ModelError."""
         config = _read_json(folder / "config.json")
         raw_json = _read_json(folder / "tokenizer.json")
         settings = _read_json(folder / "tokenizer_config.json", missing_ok=True)
-        raw = RawTokenizer.from_file(str(folder / "tokenizer.json"))
+        raw = _read_tokenizer(folder / "tokenizer.json")
         raw.no_padding()
         raw.no_truncation()
         try:
@@ -79,9 +76,11 @@ class ModelTokenizer:
                 eos_token_ids=_eos_ids(folder, config),
             )
         except KeyError as error:
-            raise ModelFilesError(f"{folder / 'config.json'} lacks {error}") from error
+            raise ModelError(f"{folder / 'config.json'} lacks {error}") from error
+        except TypeError as error:
+            raise ModelError(f"{folder / 'config.json'}: {error}") from error
         except ValueError as error:
-            raise ModelFilesError(f"{folder}: {error}") from error
+            raise ModelError(f"{folder}: {error}") from error
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text, with what the tokenizer itself puts around a plain text."""
@@ -113,6 +112,13 @@ class ModelTokenizer:
         # The batch form lets other threads run; `encode` holds the interpreter's lock throughout.
         encodings = self._raw.encode_batch_fast([text], add_special_tokens=add_special_tokens)
         return list(encodings[0].ids)
+
+
+def _read_tokenizer(path: Path) -> RawTokenizer:
+    try:
+        return RawTokenizer.from_file(str(path))
+    except Exception as error:  # the library has no narrower one
+        raise ModelError(f"{path}: {error}") from error
 
 
 def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
@@ -153,9 +159,9 @@ def _read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:
     except FileNotFoundError as error:
         if missing_ok:
             return {}
-        raise ModelFilesError(f"{path} is missing") from error
+        raise ModelError(f"{path} is missing") from error
     except ValueError as error:
-        raise ModelFilesError(f"{path} is not JSON: {error}") from error
+        raise ModelError(f"{path} is not JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ModelFilesError(f"{path} does not hold an object")
+        raise ModelError(f"{path} does not hold an object")
     return value

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from outrider.cli.finding import Finding, ok, problem, warning
 from outrider.engine.config import ModelConfig
-from outrider.engine.config import ModelError as UnusableModel
 from outrider.engine.memory import DoesNotFit, PoolSize, block_bytes, free_host_bytes
+from outrider.model_error import ModelError
 from outrider.models import catalogue, store
 from outrider.models.gguf_import import GgufSource
 from outrider.models.hub import TOKENIZER_FILES, WEIGHT_FILES, HubModel
@@ -66,8 +66,8 @@ def _check(
         config = ModelConfig.load(folder)
         parameters = sum(count_parameters(path) for path in sorted(folder.glob("*.safetensors")))
         if not parameters:
-            raise UnusableModel(f"{folder} holds no safetensors weights")
-    except UnusableModel as error:
+            raise ModelError(f"{folder} holds no safetensors weights")
+    except ModelError as error:
         yield problem(topic, str(error), "give another model, or fetch this one again")
         return
     yield ok(topic, f"{model}: {parameters / 1e6:.0f} M parameters, {how}")
@@ -121,7 +121,7 @@ def _find_in_hub_cache(topic: str, model: HubModel) -> tuple[Path, str] | Findin
 
 
 def count_parameters(path: Path) -> int:
-    """Numbers in a safetensors file, from its header. Raises UnusableModel for a cut file."""
+    """Numbers in a safetensors file, from its header. Raises ModelError for a cut file."""
     try:
         with path.open("rb") as file:
             length = int.from_bytes(file.read(8), "little")
@@ -129,12 +129,12 @@ def count_parameters(path: Path) -> int:
         tensors = [entry for name, entry in header.items() if name != "__metadata__"]
         end = 8 + length + max((entry["data_offsets"][1] for entry in tensors), default=0)
         if path.stat().st_size < end:
-            raise UnusableModel(f"{path} is cut: {path.stat().st_size} of {end} bytes")
+            raise ModelError(f"{path} is cut: {path.stat().st_size} of {end} bytes")
         return sum(math.prod(entry["shape"]) for entry in tensors)
     except (OSError, ValueError, KeyError, AttributeError) as error:
-        if isinstance(error, UnusableModel):
+        if isinstance(error, ModelError):
             raise
-        raise UnusableModel(f"{path} is not a whole safetensors file: {error}") from error
+        raise ModelError(f"{path} is not a whole safetensors file: {error}") from error
 
 
 def _memory(

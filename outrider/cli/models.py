@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from outrider.model_error import ModelError
 from outrider.models import catalogue, fetch, store
-from outrider.models.errors import ModelError
 from outrider.models.resolve import resolve
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from outrider.cli.options import SERVICES, build, config_option, service_options
-from outrider.models.errors import ModelError
+from outrider.model_error import ModelError
 from outrider.serving.errors import OutriderError
 
 MODULES = {

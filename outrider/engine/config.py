@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from outrider.model_error import ModelError
+
 ARCHITECTURES = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -21,10 +23,6 @@ FORMATS = "float32, float16 and bfloat16 safetensors, and GGUF files"
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 
 Json = dict[str, Any]
-
-
-class ModelError(ValueError):
-    """The folder is not a model that can be run here; the message says why and names the file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from outrider.engine.config import ModelError
 from outrider.engine.memory import free_host_bytes
+from outrider.model_error import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

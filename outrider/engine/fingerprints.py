@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from outrider.engine.config import ModelError, read_json
+from outrider.engine.config import read_json
+from outrider.model_error import ModelError
 
 _CHUNK_BYTES = 1 << 22
 

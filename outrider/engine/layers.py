@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider.engine.config import ModelConfig, ModelError
+from outrider.engine.config import ModelConfig
+from outrider.model_error import ModelError
 
 
 @dataclass(frozen=True, slots=True)

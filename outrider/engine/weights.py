@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from outrider.engine.config import FORMATS, ModelError, read_json
+from outrider.engine.config import FORMATS, read_json
+from outrider.model_error import ModelError
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"

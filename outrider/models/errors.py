@@ -1,6 +1,6 @@
 """What can go wrong with a named model; every message says what to do next.
 
-ModelError
+ModelError          of `outrider.model_error`; by itself: files that cannot be used
 ├── UnknownModel    no such name and no such folder
 ├── NotFetched      a known name whose folder is not in the cache yet
 └── FetchFailed     the download, a hash or the conversion
@@ -8,9 +8,7 @@ ModelError
 
 from __future__ import annotations
 
-
-class ModelError(Exception):
-    """Base of all of them."""
+from outrider.model_error import ModelError
 
 
 class UnknownModel(ModelError):

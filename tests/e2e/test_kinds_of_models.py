@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +78,26 @@ def test_what_cannot_be_used_ends_the_start_with_a_reason(
     assert done.returncode != 0
     assert reason in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("service", "flags", "reason"),
+    [
+        ("target", [], "MambaForCausalLM"),
+        ("draft", ["--proposer=model"], "MambaForCausalLM"),
+        ("gateway", [], "max_position_embeddings"),
+    ],
+)
+def test_an_unsupported_folder_is_refused_by_each_service(
+    qwen3: Path, tmp_path: Path, service: str, flags: list[str], reason: str
+) -> None:
+    """The config.json of another kind of model: one line that names the file, no traceback."""
+    folder = shutil.copytree(qwen3, tmp_path / "mamba")
+    config = folder / "config.json"
+    config.write_text('{"architectures": ["MambaForCausalLM"], "vocab_size": 384}')
+    command = [sys.executable, "-m", "outrider", service, f"--model={folder}", "--port=0", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    (line,) = [each for each in done.stderr.splitlines() if not each.startswith("{")]
+    assert line.startswith(f"Error: {service}: {config}")
+    assert reason in line

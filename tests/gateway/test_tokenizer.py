@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gateway.templates import ChatTemplate, TemplateRefused
-from gateway.tokenizer import ModelFilesError, ModelTokenizer
+from gateway.tokenizer import ModelTokenizer
+from outrider.model_error import ModelError
 from tests.support.gateways import write_tokenizer_folder
 
 CHATS = [
@@ -119,11 +120,12 @@ def test_no_template_is_said(tmp_path: Path) -> None:
 def test_missing_and_broken_files_are_named(tmp_path: Path, name: str) -> None:
     """The error says which file of the folder is wrong."""
     folder = write_tokenizer_folder(tmp_path / "m")
-    (folder / name).write_text("{")
-    with pytest.raises(ModelFilesError, match=name):
-        ModelTokenizer.load(folder)
+    for text in ("{", "[]", '{"vocab_size": null, "model": 1}'):
+        (folder / name).write_text(text)
+        with pytest.raises(ModelError, match=name):
+            ModelTokenizer.load(folder)
     (folder / name).unlink()
-    with pytest.raises(ModelFilesError, match=name):
+    with pytest.raises(ModelError, match=name):
         ModelTokenizer.load(folder)
 
 

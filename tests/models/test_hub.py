@@ -21,7 +21,7 @@ from tests.support.tiny_models import make_tiny_model
 
 LOOK = """
 import sys
-from outrider.models.errors import ModelError
+from outrider.model_error import ModelError
 from outrider.models.resolve import resolve
 try:
     print(resolve(sys.argv[1], weights=sys.argv[2] == "weights"))
