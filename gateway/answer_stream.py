@@ -6,7 +6,8 @@ target was by then, and keeps usage and draft statistics to what was delivered.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 
 from gateway.answer import Answer
 from outrider.serving.errors import EngineFailed
@@ -68,22 +69,33 @@ class AnswerStream:
             )
         if chunk.HasField("seed"):
             self._seed = chunk.seed
-        piece = self._answer.push([token.id for token in chunk.tokens])
-        text, stopped = piece.text, piece.stopped
-        if chunk.HasField("finish") and not stopped:
-            tail = self._answer.finish()
-            text, stopped = text + tail.text, tail.stopped
-        responses = []
-        tokens = chunk.tokens[: piece.num_tokens]
-        self._drafts.add(tokens)
-        if tokens or text or chunk.prompt_tokens:
-            message = pb.GenerateChunk(
-                index=self._index, text=text, tokens=tokens, prompt_tokens=chunk.prompt_tokens
-            )
-            responses.append(pb.GenerateResponse(chunk=message))
+        pieces, stopped = self._pieces(chunk)
+        responses = [pb.GenerateResponse(chunk=piece) for piece in pieces]
         if stopped or chunk.HasField("finish"):
             responses.append(self._finish(chunk, stopped))
         return responses
+
+    def _pieces(self, chunk: target_pb2.TokenChunk) -> tuple[list[pb.GenerateChunk], bool]:
+        """What is delivered, one message a run of tokens; whether a stop string was met."""
+        pieces, stopped = [], False
+        for run in _runs(chunk.tokens):
+            piece = self._answer.push([token.id for token in run])
+            tokens = run[: piece.num_tokens]
+            self._drafts.add(tokens)
+            pieces.append(pb.GenerateChunk(index=self._index, text=piece.text, tokens=tokens))
+            if piece.stopped:
+                stopped = True
+                break
+        if chunk.HasField("finish") and not stopped:
+            tail = self._answer.finish()
+            stopped = tail.stopped
+            if tail.text:  # by itself: it may come from tokens of both origins
+                pieces.append(pb.GenerateChunk(index=self._index, text=tail.text))
+        if chunk.prompt_tokens:
+            if not pieces:
+                pieces.append(pb.GenerateChunk(index=self._index))
+            pieces[0].prompt_tokens.extend(chunk.prompt_tokens)
+        return pieces, stopped
 
     def _finish(self, chunk: target_pb2.TokenChunk, stopped: bool) -> pb.GenerateResponse:
         self.finished = True
@@ -104,6 +116,14 @@ class AnswerStream:
             speculation=stats,
         )
         return pb.GenerateResponse(finish=finish)
+
+
+def _runs(
+    tokens: Sequence[sampling_pb2.GeneratedToken],
+) -> Iterator[list[sampling_pb2.GeneratedToken]]:
+    """Neighbours of one origin: accepted drafts, or the target's own."""
+    for _, run in itertools.groupby(tokens, key=lambda token: token.drafted):
+        yield list(run)
 
 
 class DeliveredDrafts:

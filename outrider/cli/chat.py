@@ -61,7 +61,7 @@ def _drafts(_: click.Context, __: click.Parameter, text: str) -> Any:
 def chat(address: str, timeout_s: float, **settings: Any) -> None:
     """Talk with the model. /help lists what else can be typed.
 
-    Text that holds drafted tokens is green. Ctrl-C stops an answer, Ctrl-D leaves. Without a
+    The text of drafted tokens is green. Ctrl-C stops an answer, Ctrl-D leaves. Without a
     terminal each line of standard input is a turn, and the first failed answer ends the program.
     """
     session = ChatSession(**settings)
@@ -161,8 +161,7 @@ class Conversation:
             if isinstance(event, Chunk):
                 first_s = first_s or time.perf_counter() - began
                 texts.append(event.text)
-                drafted = any(token.drafted for token in event.tokens)
-                piece = Text(event.text, style=DRAFTED_STYLE if drafted else "")
+                piece = Text(event.text, style=DRAFTED_STYLE if event.drafted else "")
                 self._out.print(piece, end="")
                 continue
             seconds = time.perf_counter() - began

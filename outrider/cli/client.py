@@ -36,6 +36,11 @@ class Chunk:
     text: str
     tokens: tuple[Token, ...]
 
+    @property
+    def drafted(self) -> bool:
+        """The text is that of accepted drafts: a gateway puts tokens of one origin in a chunk."""
+        return bool(self.tokens) and all(token.drafted for token in self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Finish:

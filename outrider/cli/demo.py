@@ -158,7 +158,7 @@ def ask_both(client: Client, console: Console, name: str) -> tuple[Answer, Answe
     console.print(f"\n[bold]{name}[/bold]  [dim]{PROMPTS[name].splitlines()[0]}[/dim]")
     console.print("[dim]without drafts:[/dim]")
     off = ask(client, console, question(PROMPTS[name], SpeculationMode.OFF))
-    console.print("[dim]with drafts (green: text with accepted draft tokens):[/dim]")
+    console.print("[dim]with drafts (green: text of accepted draft tokens):[/dim]")
     on = ask(client, console, question(PROMPTS[name], SpeculationMode.AUTO))
     return off, on
 
@@ -173,8 +173,7 @@ def ask(client: Client, console: Console, what: Question) -> Answer:
         if isinstance(event, Chunk):
             token_ids += [token.id for token in event.tokens]
             texts.append(event.text)
-            drafted = any(token.drafted for token in event.tokens)
-            console.print(Text(event.text, style="green" if drafted else ""), end="")
+            console.print(Text(event.text, style="green" if event.drafted else ""), end="")
         else:
             finish = event
     seconds = time.perf_counter() - began

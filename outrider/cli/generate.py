@@ -70,7 +70,7 @@ def _names(enum: type[Any]) -> click.Choice[str]:
 def generate(prompt: str, timeout_s: float, address: str, as_json: bool, **given: Any) -> None:
     """Send PROMPT ("-": read it from standard input) and print the answer as it comes.
 
-    On a terminal, text that holds drafted tokens is green. A line about the drafts follows on
+    On a terminal, the text of drafted tokens is green. A line about the drafts follows on
     standard error.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
@@ -139,8 +139,7 @@ class _Printer:
 
     def __call__(self, event: Chunk | Finish) -> None:
         if isinstance(event, Chunk):
-            drafted = any(token.drafted for token in event.tokens)
-            self._out.print(Text(event.text, style=DRAFTED_STYLE if drafted else ""), end="")
+            self._out.print(Text(event.text, style=DRAFTED_STYLE if event.drafted else ""), end="")
             return
         self._out.print()
         click.echo(

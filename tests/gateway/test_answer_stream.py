@@ -44,7 +44,7 @@ def test_statistics_end_with_the_stop(tokenizer: ModelTokenizer) -> None:
     """Drafts accepted behind the stop, and in rounds that ran ahead of the stream, are unused."""
     stream = stream_for(tokenizer, "yz")
     first = Stats(rounds=1, drafted=3, accepted=2, accepted_per_position=[1, 1], plain_steps=1)
-    assert len(stream.push(chunk(tokenizer, "abcd", "tddt", 0, first))) == 1
+    stream.push(chunk(tokenizer, "abcd", "tddt", 0, first))
     ahead = Stats(
         rounds=3,
         drafted=10,
@@ -64,6 +64,31 @@ def test_statistics_end_with_the_stop(tokenizer: ModelTokenizer) -> None:
     assert stream.finished and stream.stopped_here
 
 
+def test_a_message_holds_tokens_of_one_origin(tokenizer: ModelTokenizer) -> None:
+    """Its text is that of accepted drafts or of the target's own tokens, so it can be coloured."""
+    stream = stream_for(tokenizer, "de")
+    last = chunk(tokenizer, "abcdXY", "tddtdd", 0, Stats())
+    last.prompt_tokens.add(id=7)
+    last.finish.reason = sampling_pb2.FINISH_REASON_LENGTH
+    *messages, finish = stream.push(last)
+    assert [
+        (each.chunk.text, [token.drafted for token in each.chunk.tokens]) for each in messages
+    ] == [("a", [False]), ("bc", [True] * 2), ("", [False]), ("dXY", [True] * 2)]
+    assert [len(each.chunk.prompt_tokens) for each in messages] == [1, 0, 0, 0]
+    assert finish.finish.usage.completion_tokens == 6
+
+
+def test_a_stop_string_ends_in_any_run(tokenizer: ModelTokenizer) -> None:
+    """Runs behind the one that completes it are not delivered, and not counted."""
+    stream = stream_for(tokenizer, "bc")
+    stats = Stats(rounds=2, drafted=4, accepted=4, accepted_per_position=[2, 2], plain_steps=1)
+    *messages, finish = stream.push(chunk(tokenizer, "abcdXYt", "tddtddt", 0, stats))
+    assert [(each.chunk.text, len(each.chunk.tokens)) for each in messages] == [("a", 1), ("", 2)]
+    assert finish.finish.usage.completion_tokens == 3
+    assert finish.finish.speculation.accepted == 2
+    assert dict(finish.finish.speculation.unused) == {"finished": 2}
+
+
 def test_the_targets_own_finish_keeps_its_statistics(tokenizer: ModelTokenizer) -> None:
     """Without a stop string nothing is recounted."""
     stream = stream_for(tokenizer)
@@ -72,7 +97,7 @@ def test_the_targets_own_finish_keeps_its_statistics(tokenizer: ModelTokenizer) 
     last.finish.reason = sampling_pb2.FINISH_REASON_LENGTH
     last.finish.speculation.CopyFrom(stats)
     last.finish.usage.cached_prompt_tokens = 2
-    _, finish = stream.push(last)
+    finish = stream.push(last)[-1]
     assert finish.finish.speculation == stats
     assert finish.finish.usage.cached_prompt_tokens == 2
     assert stream.finished and not stream.stopped_here
