@@ -1,7 +1,7 @@
 """A target without a model: streams the ids that a test tells it, the way the test tells it to.
 
 It ends an answer as a target does, at max_tokens, at a stop token or at the end of the script, and
-it counts what was asked and cancelled. Knows nothing of the gateway.
+it counts what was asked and cancelled. Resumed tokens count as sent. Knows nothing of the gateway.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Script:
     """What it ends with; None: the stream just ends, without a finish."""
     hang_after: int | None = None
     """Tokens after which nothing comes any more."""
+    hang_status: bool = False
+    """GetStatus never answers."""
     first_index_shift: int = 0
     """Added to first_index from the second chunk on."""
     gate: asyncio.Event | None = None
@@ -97,7 +99,7 @@ class ScriptedTarget(target_pb2_grpc.TargetServicer):
         if script.gate is not None:
             await script.gate.wait()
         ids, reason = self._answer(request)
-        sent = 0
+        sent = len(request.resumed_token_ids)
         while sent < len(ids):
             await asyncio.sleep(script.delay_s)
             if script.hang_after is not None and sent >= script.hang_after:
@@ -117,6 +119,8 @@ class ScriptedTarget(target_pb2_grpc.TargetServicer):
         self, request: target_pb2.TargetGetStatusRequest, context: grpc.aio.ServicerContext
     ) -> target_pb2.TargetGetStatusResponse:
         """The status that the test gave."""
+        if self.script.hang_status:
+            await asyncio.Event().wait()
         return self.status
 
     def _ended(self, done: bool) -> None:
@@ -156,7 +160,7 @@ class ScriptedTarget(target_pb2_grpc.TargetServicer):
                 sampling_pb2.GeneratedToken(id=token_id, drafted=index < len(block) - 1)
                 for index, token_id in enumerate(block)
             ],
-            speculation=self._stats(sent + len(block)),
+            speculation=self._stats(sent + len(block) - len(request.resumed_token_ids)),
         )
         if reason is not None:
             usage = sampling_pb2.Usage(
