@@ -20,19 +20,14 @@ from outrider.engine.sparse_probs import SparseProbs
 from outrider.params import VerificationMode
 from outrider.serving.channel import open_channel
 from outrider.serving.errors import Incompatible
-from outrider.serving.handshake import check_compatible
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2
 from target_service.draft_link import SequenceFacts, SequenceLink
+from target_service.draft_stream import LISTEN_S, explain, hides_status, pump, shake_hands
 from target_service.draft_tail import DraftTail, DraftTotals, ProposedTokens, Unused
 from target_service.draft_wire import next_frame, sparse_probs_from_proto
 
 log = structlog.get_logger(__name__)
 
-_HELLO_TIMEOUT_S = 5.0
-_LISTEN_S = (0.05, 1.0)
-"""How long to listen for a refusal before the first write, at first and when that was too short."""
-_HIDDEN_STATUS = "Internal error from Core"
-"""What grpc puts in the place of a stream's status when a write meets its end."""
 _SILENCE_S = 1.0
 """Asked for tokens this long ago and heard nothing: steps no longer wait for this drafter."""
 _BACKOFF_S = (0.25, 4.0)
@@ -42,20 +37,7 @@ _FREE_RESYNCS = 2
 """Of one sequence, since a proposal of the drafter was last of use; each costs a whole prefix."""
 _RESYNC_PAUSE_S = 0.03
 """Doubled with each further one, up to 2 s."""
-_PERMANENT = {
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.UNIMPLEMENTED,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-}
-
 _IMPOSSIBLE = 2**32
-
-_STREAM_ERRORS = (grpc.aio.AioRpcError, asyncio.InvalidStateError)
-"""What a write raises when the stream is over."""
-
-_Stream = grpc.aio.StreamStreamCall[draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse]
 
 
 class DraftClient:
@@ -92,7 +74,7 @@ class DraftClient:
         self._next_id = 0
         self._was_ready = False
         self._logged_reason = ""
-        self._listen_s = _LISTEN_S[0]
+        self._listen_s = LISTEN_S[0]
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -173,15 +155,15 @@ class DraftClient:
                 await self._connected()
                 self.reason = "the drafter ended the stream"
             except (grpc.aio.AioRpcError, Incompatible, TimeoutError, ValueError) as error:
-                if _hides_status(error) and self._listen_s == _LISTEN_S[0]:
-                    self._listen_s = _LISTEN_S[1]
+                if hides_status(error) and self._listen_s == LISTEN_S[0]:
+                    self._listen_s = LISTEN_S[1]
                     continue
                 self._note_failure(error)
             except Exception as error:  # a fault of ours must not end the connecting for ever
                 self.frames["crash"] += 1
                 log.error("drafter connection failed", address=self.address, exc_info=error)
                 self._note_failure(error)
-            self._listen_s = _LISTEN_S[0]
+            self._listen_s = LISTEN_S[0]
             if self._was_ready:
                 backoff = low
             pause = backoff if self.state != "refused" else _REFUSED_BACKOFF_S
@@ -189,12 +171,7 @@ class DraftClient:
             await asyncio.sleep(pause * random.uniform(0.75, 1.25))
 
     def _note_failure(self, error: Exception) -> None:
-        permanent = isinstance(error, Incompatible)
-        if isinstance(error, grpc.aio.AioRpcError):
-            self.reason = f"{error.code().name}: {error.details()}"
-            permanent = error.code() in _PERMANENT
-        else:
-            self.reason = str(error) or type(error).__name__
+        self.reason, permanent = explain(error)
         self.state = "refused" if permanent else "backoff"
         if self.reason != self._logged_reason:  # not at every attempt
             self._logged_reason = self.reason
@@ -206,8 +183,7 @@ class DraftClient:
         async with open_channel(self.address) as channel:
             stream = draft_pb2_grpc.DraftStub(channel).Speculate()
             try:
-                async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                    self.peer = await self._shake_hands(stream)
+                self.peer = await shake_hands(stream, self._hello, self._listen_s)
                 self._was_ready = True
                 self.state, self.reason = "ready", self._warning()
                 self._logged_reason = ""
@@ -218,7 +194,7 @@ class DraftClient:
                     warning=self.reason or None,
                 )
                 self._on_ready()
-                await self._pump(stream)
+                await pump(stream, self._frames(), self._take_in)
             finally:
                 stream.cancel()
                 self._lose_sequences()
@@ -229,52 +205,6 @@ class DraftClient:
         if self.peer.weights_fingerprint and theirs != ours:
             return f"its noise has version {theirs}, ours {ours}: sampled drafts guess badly"
         return ""
-
-    async def _shake_hands(self, stream: _Stream) -> draft_pb2.Hello:
-        reader = asyncio.create_task(_read_one(stream))
-        try:
-            # A write that meets a refusal hides its status, so a refusal may come first.
-            await asyncio.wait({reader}, timeout=self._listen_s)
-            if not reader.done():
-                with contextlib.suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
-                    await stream.write(draft_pb2.SpeculateRequest(hello=self._hello))
-            answer = await reader
-        finally:
-            reader.cancel()
-        if answer is None:
-            code = await stream.code()
-            raise Incompatible(f"{code.name}: {await stream.details() or 'no Hello'}")
-        if not answer.HasField("hello"):
-            raise ValueError("the drafter's first frame is not a Hello")
-        check_compatible(self._hello, answer.hello)
-        return answer.hello
-
-    async def _pump(self, stream: _Stream) -> None:
-        writer = asyncio.create_task(self._write(stream))
-        reader = asyncio.create_task(self._read(stream))
-        try:
-            await asyncio.wait({writer, reader}, return_when=asyncio.FIRST_COMPLETED)
-            if writer.done() and not isinstance(writer.exception(), _STREAM_ERRORS):
-                writer.result()
-            # The reader knows the status; a writer that failed first only saw the stream close.
-            async with asyncio.timeout(_HELLO_TIMEOUT_S):
-                await reader
-        finally:
-            for task in (writer, reader):
-                task.cancel()
-            await asyncio.gather(writer, reader, return_exceptions=True)
-
-    async def _read(self, stream: _Stream) -> None:
-        while (response := await _read_one(stream)) is not None:
-            self._asked.clear()
-            self._take_in(response)
-        code = await stream.code()
-        if code is not grpc.StatusCode.OK:
-            raise ValueError(f"{code.name}: {await stream.details()}")
-
-    async def _write(self, stream: _Stream) -> None:
-        async for frame in self._frames():
-            await stream.write(frame)
 
     async def _frames(self) -> AsyncIterator[draft_pb2.SpeculateRequest]:
         while True:
@@ -294,6 +224,7 @@ class DraftClient:
         return frame
 
     def _take_in(self, response: draft_pb2.SpeculateResponse) -> None:
+        self._asked.clear()
         if response.HasField("load"):
             self.load = response.load
         if response.HasField("hello"):
@@ -380,15 +311,3 @@ class DraftClient:
             self.state = "backoff"
         if lost:
             self._on_lost(lost)
-
-
-async def _read_one(stream: _Stream) -> draft_pb2.SpeculateResponse | None:
-    """The next frame, or None at the end of the stream."""
-    response = await stream.read()
-    if response is None:  # what grpc makes of bytes that it cannot parse
-        raise ValueError("the drafter sent bytes that are no message")
-    return response if isinstance(response, draft_pb2.SpeculateResponse) else None
-
-
-def _hides_status(error: Exception) -> bool:
-    return isinstance(error, grpc.aio.AioRpcError) and error.details() == _HIDDEN_STATUS
