@@ -124,6 +124,11 @@ def origin(context: click.Context, service: str, field_name: str) -> str:
     return "default"
 
 
+def is_given(context: click.Context, name: str) -> bool:
+    """A flag, a variable or the file has set the option; it is not its default."""
+    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+
+
 def build(settings_class: type[S], values: Mapping[str, Any], prefix: str = "") -> S:
     """The settings object from a command's values, checked."""
     names = [field.name for field in dataclasses.fields(settings_class)]  # type: ignore[arg-type]

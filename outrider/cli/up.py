@@ -7,14 +7,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import FrameType
 from typing import Any
 
 import click
 
 from outrider.cli.log_lines import readable
-from outrider.cli.options import build, stack_options
+from outrider.cli.options import build, is_given, stack_options
 from outrider.cli.stack import Stack, StackError
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
@@ -28,9 +28,15 @@ STEADY_S = 60.0
 @click.option("--model", default=None, help="Model name or folder, of gateway and target.")
 @click.option("--no-draft", is_flag=True, help="Run without a drafter.")
 @stack_options
-def up(model: str | None, no_draft: bool, **values: Any) -> None:
-    """Run gateway, target and draft on this machine. Ctrl-C drains; a second one kills."""
-    settings = stack_settings(values, model, no_draft)
+@click.pass_context
+def up(context: click.Context, /, model: str | None, no_draft: bool, **values: Any) -> None:
+    """Run gateway, target and draft on this machine. Ctrl-C drains; a second one kills.
+
+    Each is told where the next one listens, unless --gateway-targets and --target-drafters or
+    their variables say something else.
+    """
+    given = [name for name in ("gateway_targets", "target_drafters") if is_given(context, name)]
+    settings = stack_settings(values, model, no_draft, given)
     stack = Stack(print_line)
     stopping = threading.Event()
 
@@ -56,20 +62,32 @@ def up(model: str | None, no_draft: bool, **values: Any) -> None:
         raise click.ClickException(f"did not end cleanly: {bad}")
 
 
-def stack_settings(values: Mapping[str, Any], model: str | None, no_draft: bool) -> dict[str, Any]:
-    """Settings of the three, with each told where the next one listens."""
+def stack_settings(
+    values: Mapping[str, Any], model: str | None, no_draft: bool, given: Collection[str] = ()
+) -> dict[str, Any]:
+    """Settings of the three, with each told where the next one listens.
+
+    given: names of the addresses that stay as they are in `values`.
+    """
     gateway = build(GatewaySettings, values, "gateway_")
     target = build(TargetSettings, values, "target_")
     draft = build(DraftSettings, values, "draft_")
-    target = dataclasses.replace(
-        target,
-        model=model or target.model,
-        drafters="" if no_draft else f"{draft.host}:{draft.port}",
+    target = dataclasses.replace(target, model=model or target.model)
+    gateway = dataclasses.replace(gateway, model=model or gateway.model)
+    if "target_drafters" not in given:
+        address = "" if no_draft else f"{draft.host}:{draft.port}"
+        target = dataclasses.replace(target, drafters=address)
+    if "gateway_targets" not in given:
+        gateway = dataclasses.replace(gateway, targets=f"{target.host}:{target.port}")
+    services: dict[str, Any] = {"gateway": gateway, "target": target} | (
+        {} if no_draft else {"draft": draft}
     )
-    gateway = dataclasses.replace(
-        gateway, model=model or gateway.model, targets=f"{target.host}:{target.port}"
-    )
-    return {"gateway": gateway, "target": target} | ({} if no_draft else {"draft": draft})
+    for service, settings in services.items():
+        if settings.port == 0:
+            raise click.UsageError(
+                f"{service}-port must not be 0: the others have to know where it listens"
+            )
+    return services
 
 
 def _run(stack: Stack, settings: dict[str, Any], stopping: threading.Event) -> None:

@@ -90,6 +90,32 @@ def test_up_tells_each_service_where_the_next_one_is() -> None:
     assert settings["draft"].model == ""
 
 
+@pytest.mark.parametrize("by_variable", [False, True])
+@pytest.mark.parametrize("no_draft", [False, True])
+def test_up_honours_addresses_that_it_is_given(
+    monkeypatch: pytest.MonkeyPatch, by_variable: bool, no_draft: bool
+) -> None:
+    """What is named by flag or variable replaces the address that `up` would give."""
+    told: list[dict[str, object]] = []
+    monkeypatch.setattr("outrider.cli.up._run", lambda stack, settings, _: told.append(settings))
+    addresses = {"target-drafters": "far:1,near:2", "gateway-targets": "other:3"}
+    flags = [f"--{name}={value}" for name, value in addresses.items()]
+    env = {f"OUTRIDER_{n.replace('-', '_').upper()}": value for n, value in addresses.items()}
+    arguments = [*(["--no-draft"] if no_draft else []), *([] if by_variable else flags)]
+    result = CliRunner().invoke(up, arguments, env=env if by_variable else {})
+    assert result.exit_code == 0, result.output
+    assert told[0]["target"].drafters == "far:1,near:2"
+    assert told[0]["gateway"].targets == "other:3"
+
+
+@pytest.mark.parametrize("service", ["gateway", "target", "draft"])
+def test_up_refuses_port_0(service: str) -> None:
+    """Nobody could be told where such a service listens."""
+    result = CliRunner().invoke(up, [f"--{service}-port=0"])
+    assert result.exit_code == 2
+    assert f"{service}-port must not be 0" in result.output
+
+
 def test_up_without_a_drafter() -> None:
     """`--no-draft` runs two services, and the target looks for no drafter."""
     values = up_values("--no-draft")
