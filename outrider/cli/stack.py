@@ -27,12 +27,6 @@ from outrider.cli.options import CONFIG_VARIABLE, to_flags
 START_TIMEOUT_S = 120.0
 # What a drain may take beyond the grace that the service itself has.
 STOP_MARGIN_S = 5.0
-# While a service loads, gRPC's own pauses between attempts would grow to many seconds.
-QUICK_RECONNECT = [
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 200),
-]
 STOP_ORDER = ("gateway", "target", "draft")
 
 LineSink = Callable[[str, str], None]
@@ -120,14 +114,12 @@ class Stack:
         stopping = stopping or threading.Event()
         deadline = time.monotonic() + timeout_s
         for service in services:
-            address = self.children[service].address
-            with grpc.insecure_channel(address, options=QUICK_RECONNECT) as channel:
-                while not _serves(channel):
-                    if stopping.wait(0.05):
-                        return
-                    self.raise_if_dead(self.children)
-                    if time.monotonic() > deadline:
-                        raise StackError(f"{service} is not healthy after {timeout_s:g} s")
+            while not serves(self.children[service].address):
+                if stopping.wait(0.05):
+                    return
+                self.raise_if_dead(self.children)
+                if time.monotonic() > deadline:
+                    raise StackError(f"{service} is not healthy after {timeout_s:g} s")
         # A port that another program holds would have answered in a child's place.
         self.raise_if_dead(self.children)
 
@@ -164,10 +156,12 @@ class Stack:
                 child.process.wait()
 
 
-def _serves(channel: grpc.Channel) -> bool:
-    stub = health_pb2_grpc.HealthStub(channel)
-    try:
-        answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1)
-    except grpc.RpcError:
-        return False
+def serves(address: str) -> bool:
+    """The service there says that it takes requests."""
+    with grpc.insecure_channel(address) as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        try:
+            answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1)
+        except grpc.RpcError:
+            return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)

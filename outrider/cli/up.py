@@ -16,6 +16,7 @@ import click
 from outrider.cli.log_lines import readable
 from outrider.cli.options import build, is_given, stack_options
 from outrider.cli.stack import Stack, StackError
+from outrider.cli.watch import HealthWatch
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
 COLOURS = {"gateway": "cyan", "target": "green", "draft": "yellow"}
@@ -99,8 +100,10 @@ def _run(stack: Stack, settings: dict[str, Any], stopping: threading.Event) -> N
         return
     click.echo(f"ready: {stack.children['gateway'].address}", err=True)
     keeper = DraftKeeper(stack, settings["draft"]) if "draft" in settings else None
+    watch = HealthWatch(stack, lambda line: click.echo(line, err=True))
     while not stopping.wait(0.2):
         stack.raise_if_dead(["gateway", "target"])
+        watch.look()
         if keeper is not None:
             keeper.look()
 
