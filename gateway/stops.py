@@ -35,11 +35,6 @@ class StopMatcher:
         # Held characters that came before stops counted: a match must end behind them.
         self._exempt = 0
 
-    @property
-    def held(self) -> str:
-        """What waits."""
-        return self._held
-
     def feed(self, text: str, *, counts: bool = True) -> Scan:
         """Go on with `text`. A stop that ends in text which does not count is no match."""
         if not self._stops:

@@ -43,13 +43,11 @@ class ModelTokenizer:
         template: ChatTemplate | None,
         vocab_size: int,
         max_model_len: int,
-        eos_token_ids: frozenset[int],
     ) -> None:
         """`load` makes one from a folder."""
         self.vocab_size = vocab_size
         """Ids that the model takes; may exceed the tokens that have a spelling."""
         self.max_model_len = max_model_len
-        self.eos_token_ids = eos_token_ids
         self._raw = raw
         self._template = template
         self._special = frozenset(
@@ -73,7 +71,6 @@ class ModelTokenizer:
                 template=_load_template(folder, settings),
                 vocab_size=int(config["vocab_size"]),
                 max_model_len=int(config["max_position_embeddings"]),
-                eos_token_ids=_eos_ids(folder, config),
             )
         except KeyError as error:
             raise ModelError(f"{folder / 'config.json'} lacks {error}") from error
@@ -143,14 +140,6 @@ def _load_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | Non
         if value is not None:
             special[name] = str(value["content"] if isinstance(value, dict) else value)
     return ChatTemplate(source, special)
-
-
-def _eos_ids(folder: Path, config: dict[str, Any]) -> frozenset[int]:
-    generation = _read_json(folder / "generation_config.json", missing_ok=True)
-    ids = generation.get("eos_token_id", config.get("eos_token_id"))
-    if ids is None:
-        return frozenset()
-    return frozenset(ids if isinstance(ids, list) else [ids])
 
 
 def _read_json(path: Path, *, missing_ok: bool = False) -> dict[str, Any]:

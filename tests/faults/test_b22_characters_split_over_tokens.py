@@ -50,7 +50,7 @@ def test_chunks_of_ids(tokenizer: ModelTokenizer, name: str, chunk: int) -> None
     """Ids in chunks of 1 to 8: the deltas are the text, and each one is whole characters."""
     text = TEXTS[name]
     ids = tokenizer.encode(text)
-    answer = Answer(tokenizer.detokenizer(), StoppingParams(), tokenizer.eos_token_ids)
+    answer = Answer(tokenizer.detokenizer(), StoppingParams(), [])
     deltas = [answer.push(ids[i : i + chunk]).text for i in range(0, len(ids), chunk)]
     deltas.append(answer.finish().text)
     assert "".join(deltas) == tokenizer.decode(ids) == text
@@ -65,7 +65,7 @@ def test_cut_anywhere(tokenizer: ModelTokenizer, name: str) -> None:
     """An answer that the cap cuts inside a character ends as the full decode does."""
     ids = tokenizer.encode(TEXTS[name])
     for end in range(len(ids) + 1):
-        answer = Answer(tokenizer.detokenizer(), StoppingParams(), tokenizer.eos_token_ids)
+        answer = Answer(tokenizer.detokenizer(), StoppingParams(), [])
         text = "".join(answer.push([token_id]).text for token_id in ids[:end])
         assert tokenizer.decode(ids[:end]) == text + answer.finish().text
         assert tokenizer.decode(ids[:end]).startswith(text)

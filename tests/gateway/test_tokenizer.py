@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
@@ -127,13 +126,6 @@ def test_missing_and_broken_files_are_named(tmp_path: Path, name: str) -> None:
     (folder / name).unlink()
     with pytest.raises(ModelError, match=name):
         ModelTokenizer.load(folder)
-
-
-def test_several_eos_ids(tmp_path: Path) -> None:
-    """generation_config.json may name more ends than config.json."""
-    folder = write_tokenizer_folder(tmp_path / "m")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 2]}))
-    assert ModelTokenizer.load(folder).eos_token_ids == {0, 2}
 
 
 def test_torch_is_never_imported(tiny_folder: Path) -> None:
