@@ -21,15 +21,14 @@ from outrider.models.hub import TOKENIZER_FILES, WEIGHT_FILES, HubModel
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
 BLOCK_SIZE = 16
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 MIB = 2**20
 
 
 def check_target_model(settings: TargetSettings, running: bool) -> Iterator[Finding]:
     """The target's model and the memory that it takes, unless it has taken it already."""
     pool = PoolSize(settings.kv_tokens, settings.kv_blocks, settings.kv_bytes, settings.kv_fraction)
-    element_bytes = ELEMENT_BYTES.get(settings.dtype, 4)
-    yield from _check("target", settings.model, pool, element_bytes, running)
+    yield from _check("target", settings, pool, running)
 
 
 def check_gateway_model(gateway: GatewaySettings, target: TargetSettings) -> Iterator[Finding]:
@@ -50,13 +49,13 @@ def check_gateway_model(gateway: GatewaySettings, target: TargetSettings) -> Ite
 def check_draft_model(settings: DraftSettings, running: bool) -> Iterator[Finding]:
     """The draft's, if its proposer has one."""
     if settings.proposer == "model":
-        yield from _check("draft", settings.model, PoolSize(settings.kv_tokens), 4, running)
+        yield from _check("draft", settings, PoolSize(settings.kv_tokens), running)
 
 
 def _check(
-    service: str, model: str, pool: PoolSize, element_bytes: int, running: bool
+    service: str, settings: TargetSettings | DraftSettings, pool: PoolSize, running: bool
 ) -> Iterator[Finding]:
-    topic = f"{service} model"
+    topic, model = f"{service} model", settings.model
     found = find(topic, model)
     if isinstance(found, Finding):
         yield found
@@ -73,8 +72,29 @@ def _check(
     yield ok(topic, f"{model}: {parameters / 1e6:.0f} M parameters, {how}")
     if running:
         yield ok(f"{service} memory", "taken: the service runs")
-    else:
-        yield _memory(service, config, parameters * element_bytes, pool, element_bytes)
+        return
+    if settings.dtype not in ELEMENT_BYTES:
+        text = f"dtype must be {' or '.join(ELEMENT_BYTES)}, got {settings.dtype!r}"
+        yield problem(f"{service} dtype", text, f"set [{service}] dtype to one of them")
+        return
+    try:
+        free = free_bytes_of(settings.device)
+    except ModelError as error:
+        yield problem(f"{service} device", str(error), f"set [{service}] device")
+        return
+    element_bytes = ELEMENT_BYTES[settings.dtype]
+    yield _memory(service, config, parameters * element_bytes, pool, element_bytes, free)
+
+
+def free_bytes_of(device: str) -> int:
+    """Free memory of the device; ModelError for one that cannot be used."""
+    if device == "cpu":
+        return free_host_bytes()
+    try:
+        from outrider.engine.device import free_bytes, parse_device
+    except ImportError as error:
+        raise ModelError(f"device {device} cannot be asked without torch") from error
+    return free_bytes(parse_device(device))
 
 
 def find(topic: str, model: str) -> tuple[Path, str] | Finding:
@@ -138,9 +158,14 @@ def count_parameters(path: Path) -> int:
 
 
 def _memory(
-    service: str, config: ModelConfig, weights: int, pool: PoolSize, element_bytes: int
+    service: str,
+    config: ModelConfig,
+    weights: int,
+    pool: PoolSize,
+    element_bytes: int,
+    free: int,
 ) -> Finding:
-    topic, free = f"{service} memory", free_host_bytes()
+    topic = f"{service} memory"
     advice = f"free memory, take a smaller model, or set [{service}] kv_tokens lower"
     if weights > free:
         text = f"the weights need {weights / MIB:.0f} MiB, {free / MIB:.0f} MiB are free"

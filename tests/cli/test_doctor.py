@@ -24,6 +24,8 @@ from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc, target_pb2, target_pb2_grpc
 from tests.support.tiny_models import make_tiny_model
 
+pytestmark = pytest.mark.timeout(90)  # the tiny model needs a heavy import
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -139,6 +141,21 @@ def test_a_cache_that_does_not_fit(model: Path) -> None:
     doctor = Doctor(model, f"--target-kv-tokens={10**13}")
     assert doctor.status == 1
     assert "MiB are free" in doctor.find("target memory", "problem")["text"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "topic"),
+    [
+        ("--target-device=tpu", "target device"),
+        ("--target-device=cuda:99", "target device"),
+        ("--target-dtype=float8", "target dtype"),
+    ],
+)
+def test_a_device_or_dtype_that_cannot_be(model: Path, setting: str, topic: str) -> None:
+    """Named, with what there is."""
+    doctor = Doctor(model, setting)
+    assert doctor.status == 1
+    assert setting.partition("=")[2] in doctor.find(topic, "problem")["text"]
 
 
 def test_a_port_of_somebody_else(model: Path) -> None:
