@@ -114,7 +114,10 @@ class DraftGate:
         self._wishes = {
             request: request.window.wish(now_s)
             for request in ready
-            if request in self._open and request.sequence.num_pending == 1
+            if request in self._open
+            and request.sequence.num_pending == 1
+            # The last chunk of a prompt may be one token too; the first token waits for nothing.
+            and request.num_generated > 0
         }
         # Whoever was paused in between starts anew: its drafts had all the time of the world.
         self._since = {request: self._since.get(request, now_s) for request in self._wishes}
