@@ -111,12 +111,16 @@ def _guard_unary(method: str, behaviour: Callable[..., Any], calls: OpenCalls) -
 
 def _guard_stream(method: str, behaviour: Callable[..., Any], calls: OpenCalls) -> Any:
     async def call(request: Any, context: _Context) -> AsyncIterator[Any]:
-        with calls.track():
+        with calls.track() as open_call:
             try:
                 # The inner generator must be closed here and now: its `finally` frees blocks.
                 async with contextlib.aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
+                        open_call.writing = True
                         yield response
+                        open_call.writing = False
+                        if calls.ending:
+                            raise _shutting_down()
             except asyncio.CancelledError:
                 await _abort_if_ending(context, calls)
                 raise
@@ -130,7 +134,11 @@ def _guard_stream(method: str, behaviour: Callable[..., Any], calls: OpenCalls) 
 
 async def _abort_if_ending(context: _Context, calls: OpenCalls) -> None:
     if calls.ending and not context.cancelled():
-        await _abort(context, Unavailable("the service is shutting down"))
+        await _abort(context, _shutting_down())
+
+
+def _shutting_down() -> Unavailable:
+    return Unavailable("the service is shutting down")
 
 
 async def _abort(context: _Context, error: OutriderError | InvalidParam) -> None:

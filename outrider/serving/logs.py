@@ -1,4 +1,7 @@
-"""Logging: readable lines on a terminal, JSON everywhere else, always on standard error."""
+"""Logging: readable lines on a terminal, JSON everywhere else, always on standard error.
+
+What libraries log comes out in the same shape.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,17 @@ import logging
 import sys
 
 import structlog
+
+
+class _Foreign(logging.Handler):
+    """Passes on what libraries say."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """One line."""
+        # grpc shows a traceback when a client has gone in the middle of a write to it.
+        shown = None if record.name.startswith("grpc") else record.exc_info
+        log = structlog.get_logger(record.name)
+        log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=shown)
 
 
 def configure_logging(service: str, level: str = "info") -> None:
@@ -30,4 +44,5 @@ def configure_logging(service: str, level: str = "info") -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    logging.basicConfig(handlers=[_Foreign()], level=logging.WARNING, force=True)
     structlog.contextvars.bind_contextvars(service=service)

@@ -5,33 +5,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 _ENDING_S = 1.0
 """What calls get to tell their clients that they were ended."""
 
 
+@dataclass(eq=False, slots=True)
+class OpenCall:
+    """One call of one of our own services; health watches and the like do not count."""
+
+    task: asyncio.Task[object]
+    writing: bool = False
+    """A message is on its way to the client: the handler itself is not running."""
+
+
 class OpenCalls:
-    """Handlers of our own services; health watches and the like do not count."""
+    """All of them."""
 
     def __init__(self) -> None:
         self.ending = False
-        """A handler that is cancelled now is cancelled by us and not by its client."""
-        self._tasks: set[asyncio.Task[object]] = set()
+        """What is still open has to end now, with a status that says so."""
+        self._calls: set[OpenCall] = set()
         self._none_left = asyncio.Event()
         self._none_left.set()
 
     @contextlib.contextmanager
-    def track(self) -> Iterator[None]:
-        """Count the current task's call as open while the block runs."""
+    def track(self) -> Iterator[OpenCall]:
+        """The current task's call, open while the block runs."""
         task = asyncio.current_task()
         assert task is not None
-        self._tasks.add(task)
+        call = OpenCall(task)
+        self._calls.add(call)
         self._none_left.clear()
         try:
-            yield
+            yield call
         finally:
-            self._tasks.discard(task)
-            if not self._tasks:
+            self._calls.discard(call)
+            if not self._calls:
                 self._none_left.set()
 
     async def drain(self, grace_s: float) -> int:
@@ -39,10 +50,12 @@ class OpenCalls:
         if await self._wait(grace_s):
             return 0
         self.ending = True
-        left = list(self._tasks)
-        for task in left:
-            task.cancel()
-        # One that is stuck in a write to a client that does not read hears nothing of this.
+        left = list(self._calls)
+        for call in left:
+            # One that is writing looks for itself when it has written. If its client does not read,
+            # that is never, and only the end of the connection tells it.
+            if not call.writing:
+                call.task.cancel()
         await self._wait(_ENDING_S)
         return len(left)
 
@@ -50,4 +63,4 @@ class OpenCalls:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await self._none_left.wait()
-        return not self._tasks
+        return not self._calls
