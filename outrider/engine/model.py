@@ -20,7 +20,6 @@ from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
 from outrider.engine.numerics import choose_row_plan
 from outrider.engine.weights import load_weights
 from outrider_kernels.attention import AttentionPlan
-from outrider_kernels.linear import RowPlan
 from outrider_kernels.ops import Ops, select_ops
 
 
@@ -64,7 +63,7 @@ class LlamaModel:
         reader.require_empty()
         cos, signed_sin = _rotary_tables(config)
         self._cos, self._signed_sin = cos.to(self.device), signed_sin.to(self.device)
-        self.row_plan: RowPlan = choose_row_plan(self._probe_weights())
+        self.row_plan, self.row_invariant = choose_row_plan(self._probe_weights())
         self.ops: Ops = select_ops(self.device, self.row_plan)
 
     @staticmethod

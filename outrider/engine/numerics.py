@@ -7,11 +7,14 @@ on the model's own weights at start; the second by operations whose sums stay in
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import os
+import platform
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,8 +25,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_PROBE_ROWS = 67
-_PROBE_PARTS = ((0, 8), (5, 13), (30, 67), (3, 20), (59, 67), (1, 34))
+_PROBE_ROWS = 512
+_PROBE_ROWS_OF_LARGE = 136
+"""Of weights with more values than `_LARGE`: the whole probe is to take no second."""
+_LARGE = 1 << 22
+_PROBE_PARTS = (
+    *((0, 8), (5, 13), (30, 67), (3, 20), (59, 67), (1, 34)),
+    *((2, 66), (0, 128), (100, 357), (504, 512)),
+)
+"""Rows of a full product that are compared with products of their own."""
 _TILE_ROWS = 32
 
 
@@ -43,25 +53,28 @@ def prepare_cpu(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def choose_row_plan(weights: Iterable[torch.Tensor]) -> RowPlan:
-    """The row plan under which these weights' products do not feel other rows; logs which."""
+def choose_row_plan(weights: Iterable[torch.Tensor]) -> tuple[RowPlan, bool]:
+    """The row plan under which these weights' products do not feel other rows; logs which.
+
+    The second value is False if there is none: then equal requests may differ in other company.
+    """
     from outrider_kernels.linear import RowPlan
 
     weights = list(weights)
     preferred = RowPlan()
     if all(is_row_invariant(weight, preferred) for weight in weights):
         logger.info("matrix products are row-invariant (%s)", preferred)
-        return preferred
+        return preferred, True
     fallback = RowPlan(tile_rows=_TILE_ROWS)
     if all(is_row_invariant(weight, fallback) for weight in weights):
         logger.warning("matrix products feel other rows here; using fixed tiles (%s)", fallback)
-    else:
-        logger.error(
-            "matrix products feel other rows even in fixed tiles (%s): the same request may give "
-            "other tokens in other company",
-            fallback,
-        )
-    return fallback
+        return fallback, True
+    logger.error(
+        "matrix products feel other rows even in fixed tiles (%s): the same request may give "
+        "other tokens in other company",
+        fallback,
+    )
+    return fallback, False
 
 
 def is_row_invariant(weight: torch.Tensor, plan: RowPlan) -> bool:
@@ -72,17 +85,29 @@ def is_row_invariant(weight: torch.Tensor, plan: RowPlan) -> bool:
 
     generator = torch.Generator().manual_seed(0)
     # Float32 rows, so that rounding the result hides nothing.
-    x = torch.randn(_PROBE_ROWS, weight.shape[0], generator=generator).to(weight.device)
+    num_rows = _PROBE_ROWS_OF_LARGE if weight.numel() > _LARGE else _PROBE_ROWS
+    x = torch.randn(num_rows, weight.shape[0], generator=generator).to(weight.device)
     with torch.inference_mode():
         whole = linear(x, weight, None, plan)
         return all(
             torch.equal(linear(x[begin:end], weight, None, plan), whole[begin:end])
             for begin, end in _PROBE_PARTS
+            if end <= num_rows
         )
+
+
+def _cpu_model() -> str:
+    """The processor's name as the kernel gives it; its architecture where it gives none."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
 
 
 def numerics_id(model: LlamaModel) -> str:
     """A name for everything that the bits depend on; equal names promise equal tokens."""
+    import numpy as np
     import torch
 
     from outrider_kernels.ops import KERNELS_VERSION
@@ -92,7 +117,10 @@ def numerics_id(model: LlamaModel) -> str:
         model.weights_fingerprint,
         str(model.dtype),
         f"torch {torch.__version__}",
-        f"isa {torch.backends.cpu.get_cpu_capability()}",
+        # The libraries choose their code by the processor, not only by its instructions.
+        f"cpu {_cpu_model()} {torch.backends.cpu.get_cpu_capability()}",
+        f"numpy {np.__version__}",
+        f"row-invariant {model.row_invariant}",
         f"mkl_cbwr {os.environ.get('MKL_CBWR', '')}",
         f"kernels {KERNELS_VERSION} {model.ops.name} {model.row_plan}",
         f"noise {NOISE_VERSION}",

@@ -220,11 +220,11 @@ def test_the_probe_sees_products_that_feel_their_company(monkeypatch: pytest.Mon
         return product(x, weight) + 1e-6 * x.shape[0]
 
     weight = torch.randn(16, 20, generator=torch.Generator().manual_seed(0))
-    assert choose_row_plan([weight]) == RowPlan()
+    assert choose_row_plan([weight]) == (RowPlan(), True)
     monkeypatch.setattr(torch, "mm", moody)
     assert not is_row_invariant(weight, RowPlan())
     assert not is_row_invariant(weight.bfloat16(), RowPlan())
-    assert choose_row_plan([weight]) == RowPlan(tile_rows=32)
+    assert choose_row_plan([weight]) == (RowPlan(tile_rows=32), True)
 
 
 def test_numerics_id_names_weights_and_settings(
