@@ -62,7 +62,7 @@ class RequestRecord:
         traceback: TracebackType | None,
     ) -> None:
         if error is not None and self._outcome is None:
-            self._failed(error)
+            self.failed(error)
         first = self._first_token_s
         log.info(
             "request",
@@ -73,7 +73,8 @@ class RequestRecord:
             **self._fields,
         )
 
-    def _failed(self, error: BaseException) -> None:
+    def failed(self, error: BaseException) -> None:
+        """The request ends with this, unless something else is told before the end."""
         # The generator is closed or its task cancelled when the client has gone.
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
             self._outcome = "cancelled"

@@ -59,6 +59,8 @@ class GatewayService:
             ServedModel(name, tokenizer),
             self._targets,
             max_concurrent=settings.max_concurrent,
+            request_timeout_s=settings.request_timeout_s,
+            stall_s=settings.stall_s,
             max_prompt_bytes=settings.max_prompt_bytes,
         )
         set_healthy(False)

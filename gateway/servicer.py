@@ -2,13 +2,14 @@
 
 The only place of the gateway that speaks protobuf to clients. Tokenizing runs on threads; a slow
 reader holds up only its own target stream, because the next chunk is asked for after the last one
-was written.
+was written. One that has stopped reading loses its stream.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from gateway.target_client import to_token_request
 from gateway.templates import TemplateRefused
 from gateway.tokenizer import ModelTokenizer
 from outrider.serving.channel import MAX_MESSAGE_BYTES
-from outrider.serving.errors import InvalidRequest, NotFound, Overloaded, Unavailable
+from outrider.serving.errors import InvalidRequest, NotFound, OutriderError, Overloaded, Unavailable
+from outrider.serving.unread import UnreadStreams
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc
 
@@ -49,12 +51,16 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         targets: TargetPool,
         *,
         max_concurrent: int,
+        request_timeout_s: float,
+        stall_s: float,
         max_prompt_bytes: int,
     ) -> None:
         self._model = model
         self._tokenizer = model.tokenizer
         self._targets = targets
         self._max_concurrent = max_concurrent
+        self._request_timeout_s = request_timeout_s
+        self._unread = UnreadStreams(stall_s)
         self._max_prompt_bytes = max_prompt_bytes
         self._num_running = 0
         self._draining = False
@@ -96,15 +102,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             stream = ChoiceStreams(answers, len(prompt_ids), checked.params.sampling.seed)
             chunks = route.chunks(
                 to_token_request(checked, prompt_ids, stopping),
-                context.time_remaining,
+                self._time_remaining(context),
                 lambda address: record.routed(address, len(prompt_ids)),
             )
+
+            def on_stall(error: OutriderError) -> None:
+                record.failed(error)
+                route.close()
+
             try:
                 async with contextlib.aclosing(chunks):
                     async for chunk in chunks:
                         for response in stream.push(chunk):
                             record.sending(response)
-                            yield response
+                            with self._unread.writing(context, on_stall):
+                                yield response
                         if stream.finished:
                             break
                 if not stream.stopped_here:
@@ -177,6 +189,20 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             yield
         finally:
             self._num_running -= 1
+
+    def _time_remaining(self, context: _Context) -> Callable[[], float | None]:
+        """Seconds until the client's deadline or the gateway's own, whichever comes first."""
+        limit_s = self._request_timeout_s
+        end_s = time.monotonic() + limit_s
+
+        def remaining() -> float | None:
+            theirs: float | None = context.time_remaining()
+            if not limit_s:
+                return theirs
+            ours = max(0.0, end_s - time.monotonic())
+            return ours if theirs is None else min(ours, theirs)
+
+        return remaining
 
     def _check_model(self, name: str) -> None:
         if name and name != self._model.name:

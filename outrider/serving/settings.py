@@ -48,6 +48,10 @@ class GatewaySettings(_Checked):
     served_name: str = setting("", "Name that clients use. Empty: the model's own.")
     targets: str = setting("127.0.0.1:50052", "Target addresses, comma-separated.")
     max_concurrent: int = setting(512, "Most requests at once.", low=1)
+    request_timeout_s: float = setting(
+        3600.0, "Longest time of a request, whatever its client allows. 0: no limit.", low=0
+    )
+    stall_s: float = setting(30.0, "Seconds after which an unread stream is ended.", low=0.1)
     max_prompt_bytes: int = setting(1_048_576, "Most bytes of a prompt's text.", low=1)
     max_message_bytes: int = setting(
         DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30

@@ -10,8 +10,10 @@ import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
+from outrider.serving.channel import open_channel
 from outrider.serving.errors import EngineFailed, Unavailable
 from protos.outrider.v1 import inference_pb2 as pb
+from protos.outrider.v1 import inference_pb2_grpc
 from tests.support.gateways import Answer, gateway_on, gateway_with, target_status, until
 from tests.support.scripted_target import SERVICE, Script, serving
 
@@ -193,9 +195,8 @@ async def test_a_slow_reader_holds_up_only_itself(tiny_folder: Path) -> None:
         gateway_on(tiny_folder, [target.address]) as gateway,
     ):
         await gateway.wait_health(True)
-        slow = gateway.stub.Generate(REQUEST, timeout=15)
-        stream = aiter(slow)
-        await anext(stream)
+        answer, stream = Answer(), aiter(gateway.stub.Generate(REQUEST, timeout=15))
+        answer.add(await anext(stream))
         before = -1
         while target.seen.tokens_sent != before:  # until the windows are full
             before = target.seen.tokens_sent
@@ -203,11 +204,64 @@ async def test_a_slow_reader_holds_up_only_itself(tiny_folder: Path) -> None:
         assert before < len(ids) / 2
         script.ids = [5, 6]
         assert (await gateway.ask(REQUEST)).ids == [5, 6]
-        answer = Answer()
         async for response in stream:
             answer.add(response)
-        assert len(answer.ids) == len(ids) - 250
+        assert len(answer.ids) == len(ids)
         assert answer.finish.usage.completion_tokens == len(ids)
+
+
+@pytest.mark.parametrize("reads_on", [True, False])
+async def test_a_reader_that_has_stopped_loses_its_stream(
+    tiny_folder: Path, reads_on: bool
+) -> None:
+    """Its place is free and its target idle after `stall_s`; it learns why when it reads on."""
+    ids = [5] * 250 * 1000
+    script, status = Script(ids, block=250), target_status(tiny_folder)
+    status.max_model_len = 2 * len(ids)
+    async with (
+        serving(script, status) as target,
+        gateway_on(tiny_folder, [target.address], max_concurrent=1, stall_s=0.3) as gateway,
+    ):
+        await gateway.wait_health(True)
+        async with open_channel(gateway.address) as channel:
+            answer = Answer()
+            stream = aiter(inference_pb2_grpc.InferenceStub(channel).Generate(REQUEST))
+            answer.add(await anext(stream))
+            await until(lambda: target.seen.running == 0)
+            assert target.seen.cancelled == 1
+            await until(lambda: gateway.service._servicer._num_running == 0, timeout_s=0.2)
+            script.ids = [5, 6]
+            assert (await gateway.ask(REQUEST)).ids == [5, 6]
+            if reads_on:
+                with pytest.raises(grpc.aio.AioRpcError, match="not read for 0.3 s") as caught:
+                    async for response in stream:
+                        answer.add(response)
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert answer.finish is None and 250 < len(answer.ids) < len(ids)
+        await until(lambda: not gateway.service._servicer._unread._aborts)
+
+
+async def test_a_slow_target_is_not_a_stalled_reader(tiny_folder: Path) -> None:
+    """Only the time counts in which a message waits for its client, and for each one anew."""
+    script = Script(LONG[:5], delay_s=0.15)
+    async with gateway_with(tiny_folder, script, stall_s=0.1) as (gateway, _):
+        assert (await gateway.ask(REQUEST)).ids == LONG[:5]
+
+
+@pytest.mark.parametrize(("limit_s", "client_s"), [(0.3, None), (0.3, 5), (5, 0.3), (0, 0.3)])
+async def test_the_nearer_deadline_counts(
+    tiny_folder: Path, limit_s: float, client_s: float | None
+) -> None:
+    """A request has the gateway's own deadline, also if its client sets none, or a later one."""
+    script = Script(LONG, hang_after=2)
+    async with gateway_with(tiny_folder, script, request_timeout_s=limit_s) as (gateway, target):
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            async with asyncio.timeout(5):
+                async for _ in gateway.stub.Generate(REQUEST, timeout=client_s):
+                    pass
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert 0 < target.seen.time_remaining_s[0] < 0.31
+        await until(lambda: target.seen.running == 0, timeout_s=1)
 
 
 async def test_draining_refuses_new_requests_and_ends_running_ones(tiny_folder: Path) -> None:
