@@ -3,8 +3,10 @@
 Symptom: a request whose client is gone runs on to its cap, or keeps its slot for good; after some
 time nothing runs any more although the health check is fine. Right: within 2 s nothing runs, waits
 or holds a block, at the target and at the drafter, whichever way the client left, and the next
-request is as fast as on a fresh server. Reported in public of several servers: slots that leak
-until nothing is served, disconnects that are never noticed, a request that blocks the next one.
+request is as fast as on a fresh server. Reported in public: slots that leak until nothing is served
+while health stays fine (raullenchai/Rapid-MLX issue 1759), disconnects that are never noticed
+(vllm-project/vllm 9428 and 54947, BerriAI/litellm 37140), and one that blocks the next request
+(InternLM/lmdeploy 548).
 """
 
 from __future__ import annotations

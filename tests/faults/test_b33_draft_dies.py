@@ -3,9 +3,9 @@
 Symptom: requests hang until some idle timeout, or fail, although the target alone could finish
 them. Right: every stream completes with the ids of a run without drafts; one gap of at most the
 draft deadline and two steps; health stays SERVING with a degraded mark; drafts are used again
-within 10 s of the restart, by requests that were running all the time too. Reported in public of
-several servers: in-flight work that hangs long after the loss is known, and clients that wait for
-ever after an error in the thread that drafts.
+within 10 s of the restart, by requests that were running all the time too. Reported in public:
+in-flight work that hangs long after the loss is known (NVIDIA/nvcf issue 1533), and clients that
+wait for ever after an error in the thread that drafts (Blaizzy/mlx-vlm pull request 1142).
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Symptom: the target runs at the drafter's pace, or a late proposal lands at the 
 Right: the ids are those of a run without drafts; after a moment the target is nearly as fast as
 without; it stops asking but for a probe now and then; a reply for a position that is not the
 current one is dropped and counted; requests whose replies are quick are held back by a slow one for
-no more than the deadline. Reported in public of several servers: waiting on both legs of the round
-trip, and output of an old state that is applied to a new one.
+no more than the deadline. Reported in public: waiting on both legs of the round trip
+(sgl-project/sglang pull requests 29017 and 29482), and output of an old state that is applied to a
+new one (vllm-project/vllm pull request 49620).
 """
 
 from __future__ import annotations
