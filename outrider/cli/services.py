@@ -48,14 +48,16 @@ def _run(service: str, values: dict[str, Any]) -> None:
     settings = build(SERVICES[service], values)
     if "threads" in values:
         _set_threads(values["threads"])
+    extra = service
     try:
         run = importlib.import_module(MODULES[service]).run
+        if service == "draft":
+            extra = "draft-model"  # what its proposer needs is imported when it is made
+        run(settings)
     except ModuleNotFoundError as error:
         raise click.ClickException(
-            f"{service} needs the package {error.name}; run: pip install 'outrider[{service}]'"
+            f"{service} needs the package {error.name}; run: pip install 'outrider[{extra}]'"
         ) from error
-    try:
-        run(settings)
     except (OutriderError, ModelError, OSError, ValueError) as error:
         raise click.ClickException(f"{service}: {error}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -53,6 +54,22 @@ def test_the_base_install_imports_nothing_heavy(module: str) -> None:
     """Client and command line work in an install without torch and its company."""
     code = f"import sys, {module}; print([m for m in {HEAVY} if m in sys.modules])"
     assert run_python(code).strip() == "[]"
+
+
+def test_the_drafter_without_a_model_needs_no_engine() -> None:
+    """Its extra installs no torch, and n-gram lookup imports nothing of the engine's extra."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        extras = tomllib.load(file)["project"]["optional-dependencies"]
+    assert extras["draft"] == ["outrider[service]"]
+    assert extras["draft-model"] == ["outrider[draft,engine]"]
+    code = f"""
+        import asyncio, sys
+        from draft_service.service import make_proposer
+        from outrider.serving.settings import DraftSettings
+        asyncio.run(make_proposer(DraftSettings()))
+        print([m for m in {HEAVY} if m in sys.modules])
+    """
+    assert run_python(textwrap.dedent(code)).strip() == "[]"
 
 
 def test_the_gateway_needs_no_torch(smollm2_folder: Path) -> None:
