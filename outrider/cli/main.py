@@ -41,6 +41,10 @@ class LazyGroup(click.Group):
         """The help's list, without importing anything."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
+        from outrider.serving.settings import OTHER_VARIABLES
+
+        with formatter.section("Variables, besides one for each setting of a service"):
+            formatter.write_dl([*OTHER_VARIABLES.items()])
 
 
 @click.group(

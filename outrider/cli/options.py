@@ -20,6 +20,7 @@ from click.core import ParameterSource
 
 from outrider.cli.config_file import ConfigFileError, load
 from outrider.serving.settings import (
+    OTHER_VARIABLES,
     DraftSettings,
     GatewaySettings,
     SettingsError,
@@ -36,8 +37,6 @@ SERVICES: dict[str, type[Any]] = {
 # How the settings of each service are called where one command takes those of all.
 PREFIXES = {service: f"{service}_" for service in SERVICES}
 CONFIG_VARIABLE = "OUTRIDER_CONFIG"
-# Variables that are no field of a service.
-OTHER_VARIABLES = {"OUTRIDER_CACHE", "OUTRIDER_ADDRESS", CONFIG_VARIABLE}
 _CONFIG_PATH = "outrider.config"  # in the context's meta
 
 
@@ -58,6 +57,7 @@ def service_options(service: str, prefix: str = "") -> Callable[[Any], Any]:
                 default=field.default,
                 show_default=True,
                 envvar=variable(service, field.name),
+                show_envvar=True,
                 help=field.metadata["help"],
             )
             command = option(command)
@@ -148,7 +148,7 @@ def to_flags(settings: Any) -> list[str]:
 
 def check_environment(environment: Mapping[str, str] = os.environ) -> None:
     """Refuse OUTRIDER_ variables that nothing reads: most are a typing error."""
-    known = OTHER_VARIABLES | {
+    known = set(OTHER_VARIABLES) | {
         variable(service, field.name)
         for service, settings_class in SERVICES.items()
         for field in dataclasses.fields(settings_class)

@@ -14,6 +14,15 @@ MIN_MESSAGE_BYTES = 256 * 1024
 """Several frames of the draft protocol, which have a limit of their own."""
 
 
+OTHER_VARIABLES = {
+    "OUTRIDER_CACHE": "Folder of fetched and converted models. Unset: outrider in $XDG_CACHE_HOME "
+    "or ~/.cache.",
+    "OUTRIDER_ADDRESS": "Gateway that generate and chat ask, where --address does not say.",
+    "OUTRIDER_CONFIG": "Settings file, where --config does not say.",
+}
+"""Variables that belong to no service, and what they are for."""
+
+
 class SettingsError(ValueError):
     """A setting outside its limits; the message names it."""
 

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from outrider.cli.main import COMMANDS, main
+from outrider.serving.settings import OTHER_VARIABLES
 
 
 def words(*arguments: str) -> str:
@@ -64,3 +65,31 @@ def test_completion_knows_commands_and_flags() -> None:
     assert {"plain,doctor", "plain,draft"} <= set(commands.split())
     flags = complete(**ask, COMP_WORDS="outrider target --max-wai", COMP_CWORD="2")
     assert flags.split() == ["plain,--max-waiting"]
+
+
+def test_variables_that_are_no_setting_are_in_the_help() -> None:
+    """Each one that is accepted, with what it is for."""
+    text = words("--help")
+    for name, about in OTHER_VARIABLES.items():
+        assert f"{name} {about}" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        (["target", "--port=0"], "target"),
+        (["draft", "--port=0", "--proposer=model", "--model=x"], "draft-model"),
+    ],
+)
+def test_a_missing_package_names_the_extra_that_brings_it(arguments: list[str], extra: str) -> None:
+    """One line, no traceback, also where the package is only needed by the proposer."""
+    code = f"""
+import sys
+sys.modules["torch"] = None  # as if it was not installed
+from outrider.cli.main import main
+main({arguments!r})
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert done.returncode == 1
+    assert f"needs the package torch; run: pip install 'outrider[{extra}]'" in done.stderr
+    assert "Traceback" not in done.stderr

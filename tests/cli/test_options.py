@@ -55,6 +55,7 @@ def test_every_setting_is_documented_in_the_help(service: str) -> None:
     for field in dataclasses.fields(options.SERVICES[service]):
         assert f"--{field.name.replace('_', '-')} " in words
         assert field.metadata["help"] in words
+        assert options.variable(service, field.name) in words
 
 
 def test_a_value_outside_its_limits_is_a_usage_error() -> None:
