@@ -1,18 +1,23 @@
 """Logging: readable lines on a terminal, JSON everywhere else, always on standard error.
 
-What libraries log comes out in the same shape.
+What is logged through the standard library comes out in the same shape: of libraries only warnings
+and errors, of our own parts that know no structlog, such as the engine, all that the level admits.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
+from structlog.typing import EventDict
+
+_OURS = ("outrider", "outrider_kernels")
 
 
 class _Foreign(logging.Handler):
-    """Passes on what libraries say."""
+    """Passes on what is said through the standard library."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """One line."""
@@ -28,9 +33,15 @@ def configure_logging(service: str, level: str = "info") -> None:
     if number is None:
         raise ValueError(f"unknown log level {level!r}")
     terminal = sys.stderr.isatty()
+
+    def name_service(_: Any, __: str, event: EventDict) -> EventDict:
+        event.setdefault("service", service)  # on every thread, unlike a context variable
+        return event
+
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,
+            name_service,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
@@ -45,4 +56,5 @@ def configure_logging(service: str, level: str = "info") -> None:
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(handlers=[_Foreign()], level=logging.WARNING, force=True)
-    structlog.contextvars.bind_contextvars(service=service)
+    for name in _OURS:
+        logging.getLogger(name).setLevel(number)

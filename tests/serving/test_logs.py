@@ -1,0 +1,51 @@
+"""What a process writes to standard error, whoever says it and by whatever means."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import logging, threading
+from outrider.serving.logs import configure_logging
+configure_logging("target", {level!r})
+def say_all():
+    for name in ("outrider.engine.numerics", "some.library", "grpc._cython"):
+        for say in ("debug", "info", "warning"):
+            getattr(logging.getLogger(name), say)("%s of %s", say, name)
+thread = threading.Thread(target=say_all)
+thread.start()
+thread.join()
+"""
+
+
+@pytest.mark.parametrize(
+    ("level", "ours", "theirs"),
+    [
+        ("debug", ["debug", "info", "warning"], ["warning"]),
+        ("info", ["info", "warning"], ["warning"]),
+        ("error", [], []),
+    ],
+)
+def test_the_standard_librarys_log_comes_out_like_our_own(
+    level: str, ours: list[str], theirs: list[str]
+) -> None:
+    """From any thread, JSON lines with the service and the logger: all of ours, of libraries what
+    is amiss."""
+    script = SCRIPT.format(level=level)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=15, check=True
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    said = [(line["logger"], line["level"], line["event"]) for line in lines]
+    assert said == [
+        (name, each, f"{each} of {name}")
+        for name, levels in (
+            ("outrider.engine.numerics", ours), ("some.library", theirs), ("grpc._cython", theirs),
+        )
+        for each in levels
+    ]  # fmt: skip
+    assert all(line["service"] == "target" for line in lines)
