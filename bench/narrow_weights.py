@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 SHAPES = (
     (576, 960),
@@ -63,9 +64,9 @@ def main() -> None:
             for n in ROW_COUNTS:
                 times = _best_ms(
                     [
-                        lambda n=n, x=x, w=weight: torch.mm(x[:n], w),
-                        lambda n=n, x=narrow_x, f=widened: f(x[:n]),
-                        lambda n=n, x=narrow_x, f=native: f(x[:n]),
+                        partial(torch.mm, x[:n], weight),
+                        partial(widened, narrow_x[:n]),
+                        partial(native, narrow_x[:n]),
                     ]
                 )
                 cells = " | ".join(f"{ms:7.2f}" for ms in times)
