@@ -80,7 +80,7 @@ def test_streams_an_answer(client_folder: Path, gateway_address: str) -> None:
 
 def test_errors_carry_details(client_folder: Path, gateway_address: str) -> None:
     """The field is in the binary details that any gRPC client can read."""
-    messages, status = run(client_folder, gateway_address, {**REQUEST, "n": 2})
+    messages, status = run(client_folder, gateway_address, {**REQUEST, "n": 17})
     assert (messages, status["code"]) == ([], INVALID_ARGUMENT)
     details = status_pb2.Status.FromString(base64.b64decode(status["bin"][0]))
     bad_request = error_details_pb2.BadRequest()
