@@ -125,8 +125,13 @@ def origin(context: click.Context, service: str, field_name: str) -> str:
 
 
 def is_given(context: click.Context, name: str) -> bool:
-    """A flag, a variable or the file has set the option; it is not its default."""
-    return context.get_parameter_source(name) is not ParameterSource.DEFAULT
+    """Somebody has chosen the option's value: by a flag, a variable, or a file that says something
+    else than the default, as `outrider config --toml` writes the defaults too."""
+    source = context.get_parameter_source(name)
+    if source is ParameterSource.DEFAULT_MAP:
+        default = next(each.default for each in context.command.params if each.name == name)
+        return bool(context.params[name] != default)
+    return source is not ParameterSource.DEFAULT
 
 
 def build(settings_class: type[S], values: Mapping[str, Any], prefix: str = "") -> S:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
+from pathlib import Path
+from typing import Any
 
 import click
 import pytest
@@ -91,14 +93,20 @@ def test_up_tells_each_service_where_the_next_one_is() -> None:
     assert settings["draft"].model == ""
 
 
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The settings with which `up` would start its services."""
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("outrider.cli.up._run", lambda stack, settings, _: told.append(settings))
+    return told
+
+
 @pytest.mark.parametrize("by_variable", [False, True])
 @pytest.mark.parametrize("no_draft", [False, True])
 def test_up_honours_addresses_that_it_is_given(
-    monkeypatch: pytest.MonkeyPatch, by_variable: bool, no_draft: bool
+    told: list[dict[str, Any]], by_variable: bool, no_draft: bool
 ) -> None:
     """What is named by flag or variable replaces the address that `up` would give."""
-    told: list[dict[str, object]] = []
-    monkeypatch.setattr("outrider.cli.up._run", lambda stack, settings, _: told.append(settings))
     addresses = {"target-drafters": "far:1,near:2", "gateway-targets": "other:3"}
     flags = [f"--{name}={value}" for name, value in addresses.items()]
     env = {f"OUTRIDER_{n.replace('-', '_').upper()}": value for n, value in addresses.items()}
@@ -107,6 +115,20 @@ def test_up_honours_addresses_that_it_is_given(
     assert result.exit_code == 0, result.output
     assert told[0]["target"].drafters == "far:1,near:2"
     assert told[0]["gateway"].targets == "other:3"
+
+
+def test_up_honours_a_file_where_it_says_something(
+    told: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    """An address in the file counts, a default that was written down does not."""
+    path = tmp_path / "outrider.toml"
+    path.write_text(
+        '[gateway]\ntargets = "127.0.0.1:50052"\n[target]\nport = 7001\ndrafters = "far:1"\n'
+    )
+    result = CliRunner().invoke(up, ["--config", str(path)])
+    assert result.exit_code == 0, result.output
+    assert told[0]["gateway"].targets == "127.0.0.1:7001"
+    assert told[0]["target"].drafters == "far:1"
 
 
 @pytest.mark.parametrize("service", ["gateway", "target", "draft"])
