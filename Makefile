@@ -9,6 +9,8 @@ PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-c
 # Nothing is ever fetched from a model hub.
 export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
+# What the longest tests ask: JSON lines of {"turns": ["..."]}, such as Spec-Bench's. Not shipped.
+PROMPTS ?= $(TEST_PROMPTS_JSONL)
 
 .PHONY: demo test test-slow check lint protos protos-check baseline filelist model clean
 .DEFAULT_GOAL := demo
@@ -32,7 +34,8 @@ test: $(DEV) model
 	$(BIN)/python -m pytest
 
 test-slow: $(DEV) model
-	$(BIN)/python -m pytest -m slow
+	@test -n "$(PROMPTS)" || echo "PROMPTS=file.jsonl is not given: the tests of sixty prompts are skipped"
+	TEST_PROMPTS_JSONL="$(PROMPTS)" $(BIN)/python -m pytest -m slow -rs
 
 check: lint protos-check
 

@@ -1,8 +1,8 @@
 """The promise on a real model: the same ids without drafts, with them, and when the drafter dies.
 
 SmolLM2 in float32. The short tests use six prompts of our own. The long ones take 60 from a file
-that is not part of this repository, ten a task: JSON lines with "task" and "turns", as Spec-Bench
-has them, named by the variable TEST_PROMPTS_JSONL.
+that is not part of this repository, evenly over its tasks: JSON lines with "turns" and perhaps
+"task" or "category", as Spec-Bench has them. `make test-slow PROMPTS=file.jsonl` names it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import READY_S, answer_all, ids_of_all, make_request
 
 PROMPTS_VARIABLE = "TEST_PROMPTS_JSONL"
-PROMPTS_A_TASK = 10
+NUM_PROMPTS = 60
 K = 4
 SAMPLED = {"temperature": 0.8, "top_p": 0.95}
 CHAT = "Write two lines that greet a new neighbour, then write the same two lines again."
@@ -57,12 +57,14 @@ def prompts_of_file() -> list[str]:
     """The first prompts of each task of the named file."""
     path = os.environ.get(PROMPTS_VARIABLE)
     if not path:
-        pytest.skip(f"{PROMPTS_VARIABLE} names no file of prompts")
+        pytest.skip("no file of prompts: make test-slow PROMPTS=file.jsonl")
     by_task: dict[str, list[str]] = {}
     for line in Path(path).read_text(encoding="utf-8").splitlines():
         entry = json.loads(line)
-        by_task.setdefault(entry["task"], []).append(entry["turns"][0])
-    return [*itertools.chain(*(texts[:PROMPTS_A_TASK] for texts in by_task.values()))]
+        task = entry.get("task") or entry.get("category") or ""
+        by_task.setdefault(task, []).append(entry["turns"][0])
+    share = -(-NUM_PROMPTS // len(by_task))
+    return [*itertools.chain(*(texts[:share] for texts in by_task.values()))][:NUM_PROMPTS]
 
 
 @dataclass
