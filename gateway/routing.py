@@ -15,6 +15,7 @@ import structlog
 
 from gateway.progress import Progress
 from gateway.target_client import TargetCall, TargetInfo, TargetLink
+from outrider.serving.channel import MAX_MESSAGE_BYTES
 from outrider.serving.discovery import REFRESH_S, Resolve, needs_refresh, resolve
 from outrider.serving.errors import OutriderError, Overloaded, Unavailable
 from protos.outrider.v1 import target_pb2 as pb
@@ -36,12 +37,15 @@ class TargetPool:
         token_table_hash: bytes,
         on_change: Callable[[bool], None],
         resolve: Resolve = resolve,
+        *,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """`on_change(any target is ready)` is called when that may have changed."""
         self._addresses = list(addresses)
         self._token_table_hash = token_table_hash
         self._on_change = on_change
         self._resolve = resolve
+        self._max_message_bytes = max_message_bytes
         self._links: list[TargetLink] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -132,7 +136,12 @@ class TargetPool:
         for address in dict.fromkeys(wanted):
             if address in known:
                 continue
-            link = TargetLink(address, self._token_table_hash, lambda: self._on_change(self.ready))
+            link = TargetLink(
+                address,
+                self._token_table_hash,
+                lambda: self._on_change(self.ready),
+                max_message_bytes=self._max_message_bytes,
+            )
             self._links.append(link)
             if self._tasks:  # started already
                 link.start()

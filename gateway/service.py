@@ -27,6 +27,9 @@ from protos.outrider.v1 import inference_pb2_grpc
 
 log = structlog.get_logger(__name__)
 
+_SETTINGS_BYTES = 128 * 1024
+"""Everything of a request but its prompt: stop strings, a full bias map, names."""
+
 
 class GatewayService:
     """Implements outrider.serving.server.Service."""
@@ -38,6 +41,11 @@ class GatewayService:
         self._addresses = split_addresses(settings.targets)
         if not self._addresses:
             raise SettingsError("targets must name at least one address")
+        if settings.max_prompt_bytes + _SETTINGS_BYTES > settings.max_message_bytes:
+            raise SettingsError(
+                f"max_message_bytes must be at least max_prompt_bytes and {_SETTINGS_BYTES} more, "
+                f"{settings.max_prompt_bytes + _SETTINGS_BYTES}, got {settings.max_message_bytes}"
+            )
         self._targets: TargetPool | None = None
         self._servicer: InferenceServicer | None = None
 
@@ -54,7 +62,12 @@ class GatewayService:
         tokenizer = await asyncio.to_thread(ModelTokenizer.load, folder)
         token_table = await asyncio.to_thread(token_table_hash, folder)
         name = settings.served_name or display_name(settings.model)
-        self._targets = TargetPool(self._addresses, token_table, set_healthy)
+        self._targets = TargetPool(
+            self._addresses,
+            token_table,
+            set_healthy,
+            max_message_bytes=settings.max_message_bytes,
+        )
         self._servicer = InferenceServicer(
             ServedModel(name, tokenizer),
             self._targets,
@@ -62,6 +75,7 @@ class GatewayService:
             request_timeout_s=settings.request_timeout_s,
             stall_s=settings.stall_s,
             max_prompt_bytes=settings.max_prompt_bytes,
+            max_message_bytes=settings.max_message_bytes,
         )
         set_healthy(False)
         self._targets.start()

@@ -23,7 +23,6 @@ from gateway.routing import TargetPool
 from gateway.target_client import to_token_request
 from gateway.templates import TemplateRefused
 from gateway.tokenizer import ModelTokenizer
-from outrider.serving.channel import MAX_MESSAGE_BYTES
 from outrider.serving.errors import InvalidRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.serving.unread import UnreadStreams
 from protos.outrider.v1 import inference_pb2 as pb
@@ -54,6 +53,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         request_timeout_s: float,
         stall_s: float,
         max_prompt_bytes: int,
+        max_message_bytes: int,
     ) -> None:
         self._model = model
         self._tokenizer = model.tokenizer
@@ -62,6 +62,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._request_timeout_s = request_timeout_s
         self._unread = UnreadStreams(stall_s)
         self._max_prompt_bytes = max_prompt_bytes
+        self._max_message_bytes = max_message_bytes
         self._num_running = 0
         self._draining = False
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
@@ -139,7 +140,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 tokens=await self._run(lambda: [self._tokenizer.token(each) for each in ids]),
                 max_model_len=self._max_model_len,
             )
-            if response.ByteSize() > MAX_MESSAGE_BYTES:
+            if response.ByteSize() > self._max_message_bytes:
                 raise InvalidRequest(
                     prompt.field, f"its {len(ids)} tokens do not fit in one message"
                 )
@@ -156,7 +157,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 lambda: self._tokenizer.decode(ids, keep_special=request.keep_special)
             )
             response = pb.DetokenizeResponse(text=text)
-            if response.ByteSize() > MAX_MESSAGE_BYTES:
+            if response.ByteSize() > self._max_message_bytes:
                 raise InvalidRequest("ids", "their text does not fit in one message")
             return response
 

@@ -90,7 +90,12 @@ class TargetLink:
     """One target."""
 
     def __init__(
-        self, address: str, token_table_hash: bytes, on_change: Callable[[], None]
+        self,
+        address: str,
+        token_table_hash: bytes,
+        on_change: Callable[[], None],
+        *,
+        max_message_bytes: int,
     ) -> None:
         self.address = address
         self.info: TargetInfo | None = None
@@ -106,11 +111,12 @@ class TargetLink:
         self._ended = asyncio.Event()
         self._token_table_hash = token_table_hash
         self._on_change = on_change
+        self._max_message_bytes = max_message_bytes
         self._task: asyncio.Task[None] | None = None
         self._connect()
 
     def _connect(self) -> None:
-        self._channel = open_channel(self.address)
+        self._channel = open_channel(self.address, self._max_message_bytes)
         self._stub = target_pb2_grpc.TargetStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 

@@ -32,6 +32,7 @@ from target_service.admission import Door, Limits
 from target_service.batcher import Batcher
 from target_service.draft_hub import DraftHub
 from target_service.draft_tail import DraftTotals
+from target_service.message_sizes import check_message_limit
 from target_service.scheduler import Scheduler
 from target_service.servicer import TargetServicer
 from target_service.status import Identity, StatusReporter
@@ -69,6 +70,12 @@ class TargetService:
         self._device.call_timeout_s = settings.step_timeout_s
         model, num_blocks = runner.model.config, runner.cache.num_blocks
         limits = self._limits(model.max_model_len, num_blocks)
+        check_message_limit(
+            settings.max_message_bytes,
+            max_model_len=limits.max_model_len,
+            step_tokens=settings.step_tokens,
+            max_draft_tokens=settings.max_draft_tokens,
+        )
         cost, drafts = StepCost(), DraftTotals()
         wake, arrived = asyncio.Event(), asyncio.Event()
         hello = self._hello(identity, model.vocab_size, limits)
