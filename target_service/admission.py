@@ -144,6 +144,7 @@ class Door:
                 prompt_len=sequence.prompt_len,
                 min_tokens=stopping.min_tokens,
                 stop_token_ids=stop_ids,
+                num_tokens=self._model.num_tokens,
             ),
         )
         if window.wants_drafts:

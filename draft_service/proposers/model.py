@@ -21,6 +21,7 @@ from draft_service.proposers.cache_plan import CachePlan, Share
 from draft_service.sessions import Opening, Session
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BlockPool
+from outrider.engine.config import ModelConfig
 from outrider.engine.fingerprints import token_table_hash, weights_fingerprint
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import prepare_cpu
@@ -88,7 +89,7 @@ class ModelProposer:
     def open(self, session: Session) -> None:
         """Prepare the sequence's settings."""
         self._plan.open(session)
-        self._choosers[session] = _chooser(session.opening, self._identity.vocab_size)
+        self._choosers[session] = _chooser(session.opening, self._runner.model.config)
 
     def close(self, session: Session) -> None:
         """Give the sequence's blocks back."""
@@ -129,9 +130,9 @@ class ModelProposer:
         self._device.close()
 
 
-def _chooser(opening: Opening, model_vocab: int) -> tuple[TokenChooser, int]:
+def _chooser(opening: Opening, model: ModelConfig) -> tuple[TokenChooser, int]:
     """The sequence's settings for the ids that both models have, and how many those are."""
-    vocab_size = min(model_vocab, opening.vocab_size or model_vocab)
+    vocab_size = min(model.vocab_size, opening.vocab_size or model.vocab_size)
     bias = tuple((i, value) for i, value in opening.sampling.logit_bias if i < vocab_size)
     chooser = TokenChooser(
         dataclasses.replace(opening.sampling, logit_bias=bias),
@@ -139,6 +140,7 @@ def _chooser(opening: Opening, model_vocab: int) -> tuple[TokenChooser, int]:
         prompt_len=opening.prompt_len,
         min_tokens=opening.min_tokens,
         stop_token_ids=opening.stop_token_ids,
+        num_tokens=model.num_tokens,
     )
     return chooser, vocab_size
 

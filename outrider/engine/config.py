@@ -60,6 +60,8 @@ class ModelConfig:
     """The output projection is the embedding table."""
     eos_token_ids: tuple[int, ...]
     """Sorted; from generation_config.json if it names any, else from config.json."""
+    num_tokens: int | None = None
+    """Ids from here on stand for no token and are never chosen; None: every id is a token."""
 
     @staticmethod
     def load(folder: Path) -> ModelConfig:

@@ -24,6 +24,13 @@ def token_table_hash(folder: Path) -> bytes:
     return digest.digest()
 
 
+def num_tokens(folder: Path) -> int | None:
+    """One more than the largest id that stands for a token; None without a tokenizer."""
+    if not (folder / "tokenizer.json").exists():
+        return None
+    return max(_token_table(folder), default=-1) + 1
+
+
 def _token_table(folder: Path) -> dict[int, str]:
     """Token string by id, from tokenizer.json."""
     path = folder / "tokenizer.json"

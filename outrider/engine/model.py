@@ -7,14 +7,14 @@ knows about paging, through the plan that comes with each step.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from outrider.engine.config import ModelConfig
 from outrider.engine.device import parse_device, parse_dtype
-from outrider.engine.fingerprints import weights_fingerprint
+from outrider.engine.fingerprints import num_tokens, weights_fingerprint
 from outrider.engine.kv_cache import KVCache
 from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
 from outrider.engine.numerics import choose_row_plan
@@ -71,7 +71,7 @@ class LlamaModel:
         """Read a model folder; ModelError says what is missing or not supported."""
         folder = Path(folder)
         place = parse_device(device)
-        config = ModelConfig.load(folder)
+        config = replace(ModelConfig.load(folder), num_tokens=num_tokens(folder))
         tensors = load_weights(folder, parse_dtype(dtype), place)
         return LlamaModel(config, tensors, weights_fingerprint=weights_fingerprint(folder))
 

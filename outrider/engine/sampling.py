@@ -64,10 +64,13 @@ class TokenChooser:
         prompt_len: int,
         min_tokens: int = 0,
         stop_token_ids: Collection[int] = (),
+        num_tokens: int | None = None,
     ) -> None:
+        """Ids from `num_tokens` on are padding of the logits and are never chosen."""
         self.sampling = sampling
         self._vocab_size = vocab_size
         self._prompt_len = prompt_len
+        self._num_tokens = vocab_size if num_tokens is None else num_tokens
         self._min_tokens = min_tokens
         self._stop_ids = np.array(sorted(i for i in stop_token_ids if i < vocab_size), np.int64)
         self._bias_ids = np.array([i for i, _ in sampling.logit_bias], np.int64)
@@ -91,7 +94,7 @@ class TokenChooser:
         return self._filter(self._adjust(logits_row.numpy(), history))
 
     def _adjust(self, row: Floats, history: Sequence[int]) -> Floats:
-        """Penalties, bias and minimum length; copies the row before it changes anything."""
+        """Penalties, bias, minimum length, padding; copies the row before it changes anything."""
         if row.shape != (self._vocab_size,):
             raise ValueError(f"expected a row of {self._vocab_size} logits, got {row.shape}")
         params = self.sampling
@@ -109,8 +112,11 @@ class TokenChooser:
             row, copied = row if copied else row.copy(), True
             row[self._bias_ids] += self._bias_values
         if len(output) < self._min_tokens and self._stop_ids.size:
-            row = row if copied else row.copy()
+            row, copied = row if copied else row.copy(), True
             row[self._stop_ids] = -np.inf
+        if self._num_tokens < self._vocab_size:
+            row = row if copied else row.copy()
+            row[self._num_tokens :] = -np.inf
         return row
 
     def _filter(self, logits: Floats) -> Candidates:

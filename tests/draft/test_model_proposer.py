@@ -58,7 +58,12 @@ class SlowDecoder:
         """What follows `token_ids`."""
         blocks = list(range(-(-len(token_ids) // 16)))
         logits = self.runner.forward(Batch([BatchItem(token_ids, 0, blocks, 1)]))
-        chooser = TokenChooser(SamplingParams(**sampling), VOCAB, prompt_len=prompt_len)
+        chooser = TokenChooser(
+            SamplingParams(**sampling),
+            VOCAB,
+            prompt_len=prompt_len,
+            num_tokens=self.runner.model.config.num_tokens,
+        )
         return chooser.choose(logits[0], token_ids)
 
     def continue_(

@@ -285,3 +285,18 @@ def test_pilots_need_no_particular_order() -> None:
         noise = gumbel_array(seed, 2, np.arange(3000))
         expected = ((row.numpy() - row.max().numpy()) + noise).argmax()
         assert chooser(params, 3000).choose(row, [1, 2]) == expected
+
+
+def test_padding_of_the_logits_is_never_chosen() -> None:
+    """Greedy or sampled, biased or not: only ids below num_tokens come out, and the row stays."""
+    row = torch.zeros(10)
+    row[7:] = 50.0
+    before = row.clone()
+    for params in (
+        SamplingParams(temperature=0.0),
+        SamplingParams(temperature=5.0, seed=1),
+        SamplingParams(temperature=1.0, seed=2, top_k=4, logit_bias=((9, 100.0),)),
+    ):
+        limited = chooser(params, 10, num_tokens=7)
+        assert all(limited.choose(row, [9] * length) < 7 for length in range(1, 40))
+        assert torch.equal(row, before)

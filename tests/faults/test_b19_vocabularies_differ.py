@@ -16,6 +16,7 @@ other tokenizers in silence until its change 3812.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 
@@ -24,10 +25,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.engine.fingerprints import token_table_hash
+from outrider.serving.settings import DraftSettings
 from protos.outrider.v1 import draft_pb2, sampling_pb2, target_pb2
 from tests.support.draft_scripts import Drafting, Mute, Perfect, Reply, ScriptedSequence
+from tests.support.draft_stream import run_draft_service
 from tests.support.in_process import Target, running_target
 from tests.support.scripted_drafter import ScriptedDrafter
+from tests.support.tiny_models import make_tiny_model, save_tokenizer
 from tests.support.token_requests import make_request, random_prompts, wait_for_drafters
 from tests.support.token_streams import assert_counts_balance, wait_until
 
@@ -213,3 +217,49 @@ async def check_unused(
     assert status.speculation.unused["malformed"] > 0
     assert_counts_balance(status)
     assert status.drafters[0].state == "ready"
+
+
+NO_TOKEN = 400
+"""An id of the padded model that stands for no token."""
+UNLIKELY = {"temperature": 3.0, "seed": 19, "repetition_penalty": 1.2, "presence_penalty": 0.5}
+
+
+@pytest.fixture(scope="module")
+def padded_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model's tokens behind 512 logits; a random model likes all of them equally."""
+    folder = tmp_path_factory.mktemp("models") / "padded"
+    make_tiny_model(folder, vocab_size=PADDED_SIZE)
+    save_tokenizer(folder, VOCAB_SIZE)
+    return folder
+
+
+@pytest.mark.parametrize("sampling", [{}, UNLIKELY], ids=["greedy", "hot"])
+async def test_padding_never_gets_into_a_text(
+    tiny_model: Path, padded_model: Path, sampling: dict[str, float]
+) -> None:
+    """A target with more logits than tokens, with a draft that has its own weights, and with one
+    that has less padding: no id behind the last token, though a prompt may hold one."""
+    num_tokens = max(token_table(padded_model)) + 1
+    prompt = [*PROMPT, NO_TOKEN]
+    for draft in (padded_model, tiny_model):
+        settings = DraftSettings(port=0, proposer="model", model=str(draft))
+        async with (
+            run_draft_service(settings) as drafter,
+            running_target(padded_model, drafters=drafter.address) as target,
+        ):
+            await wait_for_drafters(target)
+            off = await target.ids(make_request(prompt, 60, **sampling))
+            answer = await target.answer(make_request(prompt, 60, k=K, **sampling))
+            assert answer.ids == off
+            assert max(off) < num_tokens <= VOCAB_SIZE < NO_TOKEN
+            stats = answer.speculation
+            if draft == padded_model:
+                assert stats.accepted >= 0.99 * stats.drafted > 0
+            assert stats.drafted > 0
+            assert await drafter.is_serving()
+
+
+def token_table(folder: Path) -> list[int]:
+    """The ids that stand for tokens."""
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    return [*tokenizer["model"]["vocab"].values()]

@@ -29,7 +29,9 @@ class ExactModel:
         key = tuple(history)
         if key not in self._rows:
             item = BatchItem(list(history), 0, list(range(_NUM_BLOCKS)), 1)
-            self._rows[key] = self._runner.forward(Batch([item]))[0].double().numpy()
+            row = self._runner.forward(Batch([item]))[0].double().numpy()
+            row[self._runner.model.config.num_tokens :] = -np.inf  # padding
+            self._rows[key] = row
         return self._rows[key]
 
     def probs(self, history: Sequence[int], settings: Mapping[str, float]) -> dict[int, float]:
