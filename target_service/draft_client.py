@@ -166,9 +166,13 @@ class DraftClient:
             self._listen_s = LISTEN_S[0]
             if self._was_ready:
                 backoff = low
-            pause = backoff if self.state != "refused" else _REFUSED_BACKOFF_S
+            if self.state == "refused":
+                pause = _REFUSED_BACKOFF_S * random.uniform(0.75, 1.25)
+            else:
+                # All targets lose a drafter at the same moment and must not come back as one.
+                pause = backoff * random.uniform(0.25, 1.75)
             backoff = min(high, backoff * 2)
-            await asyncio.sleep(pause * random.uniform(0.75, 1.25))
+            await asyncio.sleep(pause)
 
     def _note_failure(self, error: Exception) -> None:
         self.reason, permanent = explain(error)

@@ -32,6 +32,8 @@ class DraftHub:
         self._totals = DraftTotals() if totals is None else totals
         self._homes: dict[tuple[DraftClient, int], DraftedSequence] = {}
         self._homeless: dict[DraftedSequence, None] = {}
+        self._num_opened = 0
+        self._last_opened: dict[DraftClient, int] = {}
         self._discovery: asyncio.Task[None] | None = None
         self._old_frames: Counter[str] = Counter()  # of drafters that are gone
         self.clients: list[DraftClient] = []
@@ -64,7 +66,9 @@ class DraftHub:
         if not willing:
             self._homeless[sequence] = None
             return
-        client = min(willing, key=lambda each: (not each.responsive, each.num_sequences))
+        client = min(willing, key=self._preference)
+        self._num_opened += 1
+        self._last_opened[client] = self._num_opened
         sequence.client = client
         sequence.sequence_id = client.open(sequence.confirmed, sequence.tail, sequence.facts)
         self._homes[client, sequence.sequence_id] = sequence
@@ -94,6 +98,10 @@ class DraftHub:
         if sequence.client is not None:
             sequence.client.note_vain_wait()
 
+    def _preference(self, client: DraftClient) -> tuple[bool, int, int]:
+        """Among equals whoever waits the longest, or under light load one would get it all."""
+        return (not client.responsive, client.num_sequences, self._last_opened.get(client, 0))
+
     async def _discover(self) -> None:
         """Follow what the names stand for. A drafter that left is kept while it is connected."""
         while True:
@@ -106,6 +114,7 @@ class DraftHub:
             for client in [each for each in self.clients if each.address not in wanted]:
                 if not client.ready:
                     self.clients.remove(client)
+                    self._last_opened.pop(client, None)
                     self._old_frames += client.frames
                     await client.stop()
             await asyncio.sleep(REFRESH_S)
