@@ -225,7 +225,7 @@ UNHURRIED = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
 
 @pytest.mark.timeout(120)
 @given(*ARGUMENTS)
-@settings(max_examples=12, **UNHURRIED)
+@settings(max_examples=10, **UNHURRIED)
 def test_every_request_says_what_it_says_alone(
     runner: asyncio.Runner, world: World, company: list[Case], right: int, delay_s: float
 ) -> None:

@@ -184,14 +184,14 @@ async def check_real(model: Path, count: int) -> None:
 
 @pytest.mark.timeout(60)
 async def test_blocks_come_back_from_rejected_drafts(tiny_model: Path) -> None:
-    """Forty requests that end in every way."""
-    await check_scripted(tiny_model, 40)
+    """Thirty requests that end in every way."""
+    await check_scripted(tiny_model, 30)
 
 
 @pytest.mark.timeout(60)
 async def test_blocks_come_back_at_the_draft_service(tiny_model: Path) -> None:
-    """Thirty requests that end in every way."""
-    await check_real(tiny_model, 30)
+    """Twenty requests that end in every way."""
+    await check_real(tiny_model, 20)
 
 
 @pytest.mark.slow
