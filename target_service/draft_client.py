@@ -71,6 +71,7 @@ class DraftClient:
         self._wake_writer = asyncio.Event()
         self._asked: dict[int, float] = {}  # sequence id: since when, the oldest first
         self._waited_in_vain = False
+        self._silent_since: float | None = None  # a step waited, nothing has come
         self._next_id = 0
         self._was_ready = False
         self._logged_reason = ""
@@ -85,9 +86,10 @@ class DraftClient:
     @property
     def responsive(self) -> bool:
         """Ready, and not silent for long while it was asked for something."""
-        oldest = next(iter(self._asked.values()), None)
-        silent = oldest is not None and time.monotonic() - oldest > _SILENCE_S
-        return self.ready and not silent
+        now = time.monotonic()
+        # Sequences that have given up on it no longer ask, which makes it no less silent.
+        since = min(self._silent_since or now, next(iter(self._asked.values()), now))
+        return self.ready and now - since <= _SILENCE_S
 
     @property
     def num_sequences(self) -> int:
@@ -144,6 +146,8 @@ class DraftClient:
         """A step waited to its deadline. If nothing at all came since the drafter was asked, no
         further step waits until something does: a drafter that is gone costs one wait."""
         self._waited_in_vain = bool(self._asked)
+        if self._asked and self._silent_since is None:
+            self._silent_since = time.monotonic()
 
     async def _keep_connected(self) -> None:
         low, high = _BACKOFF_S
@@ -229,6 +233,7 @@ class DraftClient:
 
     def _take_in(self, response: draft_pb2.SpeculateResponse) -> None:
         self._asked.clear()
+        self._silent_since = None
         if response.HasField("load"):
             self.load = response.load
         if response.HasField("hello"):
@@ -311,6 +316,7 @@ class DraftClient:
         self._dirty.clear()
         self._asked.clear()
         self._waited_in_vain = False
+        self._silent_since = None
         if self.state == "ready":
             self.state = "backoff"
         if lost:
