@@ -21,8 +21,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from outrider.serving.channel import open_channel
+from outrider.serving.settings import DraftSettings
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import sampling_pb2, target_pb2
+from tests.support.draft_stream import open_stream, run_draft_service
 from tests.support.gateways import Gateway
 from tests.support.in_process import Target, running_target
 from tests.support.processes import is_serving
@@ -204,6 +206,22 @@ async def test_bytes_that_are_no_request_are_the_clients_fault(name: str, tiny_m
         assert error.code() is grpc.StatusCode.INVALID_ARGUMENT
         assert "GenerateRequest" in error.details()
         assert len((await ask(gateway, "one river", 0, max_tokens=5)).ids) == 5
+
+
+async def test_bytes_that_are_no_frame_end_their_stream_only() -> None:
+    """The draft service names the fault of the one target, and shakes hands with the next."""
+    async with (
+        run_draft_service(DraftSettings(port=0)) as draft,
+        open_channel(draft.address) as channel,
+        open_stream(draft.address),
+    ):
+        raw = channel.stream_stream("/outrider.v1.Draft/Speculate")
+        call = raw(iter([NO_MESSAGES["cut off"]]), timeout=10)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "SpeculateRequest" in await call.details()
+        async with open_stream(draft.address) as stream:
+            assert stream.hello.instance_id
+        assert (await draft.status()).streams == 1
 
 
 async def test_odd_but_good_requests_are_answered(tiny_model: Path) -> None:

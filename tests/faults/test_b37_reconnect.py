@@ -230,7 +230,7 @@ def open_and_close(hub: HubWorld) -> None:
 
 async def test_attempts_are_few_and_not_all_at_once() -> None:
     """At most 30 a minute each, none because of a request, and not within 100 ms of each other."""
-    await check_attempts(8)
+    await check_attempts(6)
 
 
 @pytest.mark.slow

@@ -250,6 +250,7 @@ service.run(TargetSettings(port=0, drafters=""))
 """
 
 
+@pytest.mark.slow
 async def test_sigterm_while_a_model_is_loaded(tmp_path: Path) -> None:
     """A load that takes for ever does not hold the process."""
     log = (tmp_path / "log").open("w+")
