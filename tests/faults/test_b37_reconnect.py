@@ -127,7 +127,7 @@ async def test_a_drafter_moves_and_is_scaled_up_and_down(tiny_model: Path, tmp_p
         names.addresses = {each.address for each in replicas}
         await asyncio.gather(*(used_soon(used, each.address) for each in replicas))
         before = used.copy()
-        await asyncio.sleep(3)
+        await asyncio.sleep(2)
         share = used - before
         assert min(share[each.address] for each in replicas) >= 0.15 * share.total(), share
 
@@ -170,8 +170,8 @@ async def check_found(model: Path, folder: Path, away_s: float) -> None:
 async def test_a_target_that_was_there_first_finds_its_drafter(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """It has tried in vain for a few seconds before."""
-    await check_found(tiny_model, tmp_path, 2)
+    """It has tried in vain before, and served without drafts."""
+    await check_found(tiny_model, tmp_path, 1)
 
 
 @pytest.mark.slow
