@@ -50,6 +50,7 @@ class AnswerStream:
         self._answer = answer
         self._num_prompt_tokens = num_prompt_tokens
         self._seed = seed
+        self._num_cached_tokens = 0
         self._index = index
         self._drafts = DeliveredDrafts()
         self.finished = False
@@ -67,8 +68,9 @@ class AnswerStream:
                 f"the target sent token {chunk.first_index} of choice {chunk.index} when token "
                 f"{self._answer.num_tokens} of choice {self._index} was next"
             )
-        if chunk.HasField("seed"):
+        if chunk.HasField("seed"):  # the first chunk
             self._seed = chunk.seed
+            self._num_cached_tokens = chunk.cached_prompt_tokens
         pieces, stopped = self._pieces(chunk)
         responses = [pb.GenerateResponse(chunk=piece) for piece in pieces]
         if stopped or chunk.HasField("finish"):
@@ -106,7 +108,7 @@ class AnswerStream:
         usage = sampling_pb2.Usage(
             prompt_tokens=self._num_prompt_tokens,
             completion_tokens=self._answer.num_tokens,
-            cached_prompt_tokens=chunk.finish.usage.cached_prompt_tokens,
+            cached_prompt_tokens=self._num_cached_tokens,
         )
         finish = pb.GenerateFinish(
             index=self._index,

@@ -122,6 +122,8 @@ class _Delivery:
         if index in self._unseen:
             self._unseen.remove(index)
             chunk.seed = choice.params.sampling.seed
+            if index == 0:
+                chunk.cached_prompt_tokens = choice.num_cached or 0
         if piece.reason is not None:
             self.num_open -= 1
             usage = sampling_pb2.Usage(completion_tokens=self._next_index[index])

@@ -136,6 +136,10 @@ async def test_stop_strings_at_every_place_of_a_block(tiny_model: Path) -> None:
             assert on.reason == "STOP"
             assert on.text == stage.off.text[: stage.off.text.index(stop)]
             assert (values(on), on.text) == (values(off), off.text)
+            usage = [answer.finish.usage for answer in (on, off, stage.off)]
+            assert usage[0] == usage[1]
+            # The prompt has been here before, and that is said also when a stop string ends it.
+            assert usage[0].cached_prompt_tokens == 16
 
 
 async def test_one_token_has_its_text(tiny_model: Path) -> None:

@@ -96,7 +96,7 @@ def test_the_targets_own_finish_keeps_its_statistics(tokenizer: ModelTokenizer) 
     last = chunk(tokenizer, "ab", "dt", 0, stats)
     last.finish.reason = sampling_pb2.FINISH_REASON_LENGTH
     last.finish.speculation.CopyFrom(stats)
-    last.finish.usage.cached_prompt_tokens = 2
+    last.seed, last.cached_prompt_tokens = 7, 2
     finish = stream.push(last)[-1]
     assert finish.finish.speculation == stats
     assert finish.finish.usage.cached_prompt_tokens == 2

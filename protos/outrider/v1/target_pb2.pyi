@@ -34,7 +34,7 @@ class TokenRequest(_message.Message):
     def __init__(self, request_id: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., resumed_token_ids: _Optional[_Iterable[int]] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., stopping: _Optional[_Union[_sampling_pb2.StoppingParams, _Mapping]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationParams, _Mapping]] = ..., logprobs: _Optional[int] = ..., prompt_logprobs: _Optional[int] = ..., n: _Optional[int] = ..., priority: _Optional[int] = ..., cache_salt: _Optional[bytes] = ...) -> None: ...
 
 class TokenChunk(_message.Message):
-    __slots__ = ("index", "first_index", "tokens", "finish", "speculation", "prompt_tokens", "seed")
+    __slots__ = ("index", "first_index", "tokens", "finish", "speculation", "prompt_tokens", "seed", "cached_prompt_tokens")
     INDEX_FIELD_NUMBER: _ClassVar[int]
     FIRST_INDEX_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -42,6 +42,7 @@ class TokenChunk(_message.Message):
     SPECULATION_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    CACHED_PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     index: int
     first_index: int
     tokens: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.GeneratedToken]
@@ -49,7 +50,8 @@ class TokenChunk(_message.Message):
     speculation: _sampling_pb2.SpeculationStats
     prompt_tokens: _containers.RepeatedCompositeFieldContainer[_sampling_pb2.PromptToken]
     seed: int
-    def __init__(self, index: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_sampling_pb2.GeneratedToken, _Mapping]]] = ..., finish: _Optional[_Union[TokenFinish, _Mapping]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationStats, _Mapping]] = ..., prompt_tokens: _Optional[_Iterable[_Union[_sampling_pb2.PromptToken, _Mapping]]] = ..., seed: _Optional[int] = ...) -> None: ...
+    cached_prompt_tokens: int
+    def __init__(self, index: _Optional[int] = ..., first_index: _Optional[int] = ..., tokens: _Optional[_Iterable[_Union[_sampling_pb2.GeneratedToken, _Mapping]]] = ..., finish: _Optional[_Union[TokenFinish, _Mapping]] = ..., speculation: _Optional[_Union[_sampling_pb2.SpeculationStats, _Mapping]] = ..., prompt_tokens: _Optional[_Iterable[_Union[_sampling_pb2.PromptToken, _Mapping]]] = ..., seed: _Optional[int] = ..., cached_prompt_tokens: _Optional[int] = ...) -> None: ...
 
 class TokenFinish(_message.Message):
     __slots__ = ("reason", "usage", "speculation")
