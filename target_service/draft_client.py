@@ -188,7 +188,7 @@ class DraftClient:
     async def _connected(self) -> None:
         """One stream, from its Hello to its end."""
         self._was_ready = False
-        async with open_channel(self.address) as channel:
+        async with open_channel(self.address, tries_again=False) as channel:
             stream = draft_pb2_grpc.DraftStub(channel).Speculate()
             try:
                 self.peer = await shake_hands(stream, self._hello, self._listen_s)

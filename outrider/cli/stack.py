@@ -8,6 +8,7 @@ this process dies.
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import signal
 import subprocess
@@ -149,11 +150,14 @@ class Stack:
         return statuses
 
     def kill(self) -> None:
-        """End all at once."""
-        for child in self.children.values():
-            if child.process.poll() is None:
-                child.process.kill()
-                child.process.wait()
+        """End all at once. For a signal handler: takes none of the locks that Popen has."""
+        pids = [c.process.pid for c in self.children.values() if c.process.returncode is None]
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for pid in pids:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
 
 
 def serves(address: str) -> bool:

@@ -46,7 +46,8 @@ def up(context: click.Context, /, model: str | None, no_draft: bool, **values: A
             stack.kill()
             os._exit(128 + signum)
         stopping.set()
-        click.echo("draining; a second signal kills", err=True)
+        # Not click.echo: the signal may have come in the middle of one.
+        os.write(2, b"draining; a second signal kills\n")
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, on_signal)

@@ -40,13 +40,19 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str
     ]
 
 
-def open_channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.aio.Channel:
-    """A channel that finds a dead peer within 15 s and tries again every 0.2 to 2 s."""
+def open_channel(
+    address: str, max_message_bytes: int = MAX_MESSAGE_BYTES, *, tries_again: bool = True
+) -> grpc.aio.Channel:
+    """A channel that finds a dead peer within 15 s and tries again every 0.2 to 2 s.
+
+    One that does not try again is for a caller that opens another in its own time.
+    """
+    first_ms, longest_ms = (200, 2_000) if tries_again else (60_000, 60_000)
     options = [
         *_limits(max_message_bytes),
-        ("grpc.initial_reconnect_backoff_ms", 200),
-        ("grpc.min_reconnect_backoff_ms", 200),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.initial_reconnect_backoff_ms", first_ms),
+        ("grpc.min_reconnect_backoff_ms", first_ms),
+        ("grpc.max_reconnect_backoff_ms", longest_ms),
         # Each channel keeps its own connections, so closing one never cuts another's streams.
         ("grpc.use_local_subchannel_pool", 1),
     ]

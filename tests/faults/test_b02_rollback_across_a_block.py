@@ -48,8 +48,9 @@ SMALL = {"kv_tokens": 64 * BLOCK_SIZE, "step_tokens": 32, "max_model_len": 256}
 class WatchingBlocks:
     """Looks at the target's pool each time it asks for drafts.
 
-    It then waits for them, as k is fixed and everything behind a wrong draft is thrown away: no
-    step runs, and what is held is what the last round left.
+    The sequence that asks then waits for them, as k is fixed and everything behind a wrong draft is
+    thrown away: it is in no step, and holds what its last round left. Others may be in one, and
+    hold what their drafts need on top.
     """
 
     def __init__(self, behaviour: Behaviour, scheduler: Scheduler) -> None:
@@ -68,6 +69,9 @@ class WatchingBlocks:
                 computed = -(-state.num_computed // BLOCK_SIZE)
                 # The newest token is computed by the next step, and gets its block at the latest
                 # then.
+                asks = state.token_ids[: len(sequence.confirmed)] == list(sequence.confirmed)
+                if not asks:
+                    committed = -(-(state.num_tokens + K) // BLOCK_SIZE)
                 if not computed <= len(state.block_table) <= committed:
                     self.problems.append(f"{len(state.block_table)} blocks for {state.num_tokens}")
         return self._behaviour.answer(sequence)

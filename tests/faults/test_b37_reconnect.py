@@ -122,7 +122,11 @@ async def test_a_drafter_moves_and_is_scaled_up_and_down(tiny_model: Path, tmp_p
         ]
         names.addresses = {replicas[0].address}
         await used_soon(used, replicas[0].address)
-        assert await proposed_by(replicas[0]) > 0
+
+        async def has_proposed() -> bool:
+            return await proposed_by(replicas[0]) > 0
+
+        await wait_until(has_proposed, USED_WITHIN_S)
 
         names.addresses = {each.address for each in replicas}
         await asyncio.gather(*(used_soon(used, each.address) for each in replicas))
@@ -214,7 +218,8 @@ async def check_attempts(seconds: float) -> None:
             await asyncio.sleep(0.02)
         for door in doors:
             early = [each for each in door.times if each - started_s < 60]
-            assert 3 <= len(early) <= 30
+            # A run shorter than a minute gets its part of 30, and what the start costs.
+            assert 3 <= len(early) <= 5 + 25 * min(1.0, seconds / 60)
         rounds = list(zip(*(door.times for door in doors), strict=False))
         spread = [max(times) - min(times) for times in rounds[1:]]  # the first is the start
         assert sum(each > 0.1 for each in spread) >= 0.8 * len(spread), spread
