@@ -74,7 +74,7 @@ class Bench:
     def __init__(self, model: str, num_requests: int) -> None:
         self.runner = Runner(LlamaModel.load(resolve(model)), 1024, BLOCK_SIZE)
         config = self.runner.model.config
-        limits = Limits(config.max_model_len, BLOCK_SIZE, 0, 0, 0.0)
+        limits = Limits(config.max_model_len, BLOCK_SIZE, num_requests, 0, 0, 0.0)
         self.door = Door(config, limits, StepCost(), DraftTotals())
         self.verifier = Verifier(self.runner)
         rng = random.Random(0)

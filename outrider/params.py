@@ -72,11 +72,8 @@ class SamplingParams:
         check_range("sampling.top_p", self.top_p, 0, 1, low_open=True)
         check_range("sampling.min_p", self.min_p, 0, 1)
         check_range("sampling.seed", self.seed, 0, MAX_SEED)
-        check_range(
-            "sampling.repetition_penalty", self.repetition_penalty, 0, math.inf, low_open=True
-        )
-        if math.isinf(self.repetition_penalty):
-            raise InvalidParam("sampling.repetition_penalty", "must be finite, got inf")
+        # Beyond these a logit times or over it is no longer finite.
+        check_range("sampling.repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
         check_range("sampling.frequency_penalty", self.frequency_penalty, -2, 2)
         check_range("sampling.presence_penalty", self.presence_penalty, -2, 2)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

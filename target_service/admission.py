@@ -43,6 +43,8 @@ class Limits:
     """Longest sequence, from the model, the settings and the pool."""
     block_size: int
     """Tokens of a block of the paged cache."""
+    max_requests: int
+    """Most requests here at once, each choice of `n` being one."""
     max_draft_tokens: int
     max_window: int
     draft_wait_s: float
@@ -72,6 +74,7 @@ class Door:
         params.stopping.validate(vocab_size)
         params.speculation.validate(self._limits.max_draft_tokens)
         params.answer.validate()
+        check_range("n", params.answer.n, 1, self._limits.max_requests)
         if params.answer.n > 1 and message.resumed_token_ids:
             raise InvalidRequest("n", "must be 1 when resumed_token_ids are given")
         if params.stopping.stop:

@@ -30,6 +30,8 @@ log = structlog.get_logger(__name__)
 
 _SILENCE_S = 1.0
 """Asked for tokens this long ago and heard nothing: steps no longer wait for this drafter."""
+_FORGIVEN_AFTER_S = 3.0
+"""After a wait in vain, with no sequence left that asks: then it may have the next one."""
 _BACKOFF_S = (0.25, 4.0)
 _REFUSED_BACKOFF_S = 8.0
 """Pause after an answer that trying again cannot change, unless the drafter is replaced."""
@@ -88,7 +90,11 @@ class DraftClient:
         """Ready, and not silent for long while it was asked for something."""
         now = time.monotonic()
         # Sequences that have given up on it no longer ask, which makes it no less silent.
-        since = min(self._silent_since or now, next(iter(self._asked.values()), now))
+        # With nothing asked of it any more it cannot speak up, so it gets another chance in time.
+        vain = self._silent_since
+        if vain is None or (not self._asked and now - vain > _FORGIVEN_AFTER_S):
+            vain = now
+        since = min(vain, next(iter(self._asked.values()), now))
         return self.ready and now - since <= _SILENCE_S
 
     @property
@@ -139,8 +145,9 @@ class DraftClient:
     def granted(self, sequence_id: int) -> int:
         """Drafts of this sequence that a step may hope for; this drafter's own limit counts."""
         link = self._links[sequence_id]
-        hopeless = link.refused or link.held_back or self._waited_in_vain or not self.responsive
-        return 0 if hopeless else link.window
+        hopeless = link.refused or link.held_back or not self.responsive
+        vain = self._waited_in_vain and bool(self._asked)
+        return 0 if hopeless or vain else link.window
 
     def note_vain_wait(self) -> None:
         """A step waited to its deadline. If nothing at all came since the drafter was asked, no
@@ -233,7 +240,7 @@ class DraftClient:
 
     def _take_in(self, response: draft_pb2.SpeculateResponse) -> None:
         self._asked.clear()
-        self._silent_since = None
+        self._silent_since, self._waited_in_vain = None, False
         if response.HasField("load"):
             self.load = response.load
         if response.HasField("hello"):
@@ -268,7 +275,6 @@ class DraftClient:
             self._resync(link, Unused.GAP)
         elif link.tail.tokens or link.tail.exhausted:
             link.num_resyncs = 0
-            self._waited_in_vain = False  # other frames do not show that waiting is of use
 
     def _take_gone(self, gone: draft_pb2.SequenceGone) -> None:
         link = self._links.get(gone.sequence_id)

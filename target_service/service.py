@@ -160,6 +160,7 @@ class TargetService:
         return Limits(
             max_model_len=longest,
             block_size=BLOCK_SIZE,
+            max_requests=settings.max_sequences + settings.max_waiting,
             max_draft_tokens=settings.max_draft_tokens,
             max_window=settings.max_window,
             draft_wait_s=settings.draft_wait_ms / 1000,

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.chat_session import ChatSession, CommandError, Quit, parse_drafts
-from outrider.cli.client import Chunk, Client, Finish
+from outrider.cli.client import Chunk, Client, Finish, is_text
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, USAGE, report
 from outrider.cli.generate import DRAFTED_STYLE
 
@@ -127,6 +127,9 @@ class Conversation:
 
     def _turn(self, line: str) -> int:
         """A command or an answer; the exit status that it would have alone."""
+        if not is_text(line):
+            click.echo("Error: the line must be text in UTF-8", err=True)
+            return USAGE
         if line.startswith("/") and not line.startswith("//"):
             try:
                 click.echo(self._session.command(line), err=True)

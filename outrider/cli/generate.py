@@ -12,7 +12,7 @@ import grpc
 from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.client import Chunk, Client, Finish, Question
+from outrider.cli.client import Chunk, Client, Finish, Question, is_text
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, report
 from outrider.params import (
     GenerationParams,
@@ -74,6 +74,8 @@ def generate(prompt: str, timeout_s: float, address: str, as_json: bool, **given
     standard error.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
+    if not is_text(text):
+        raise click.UsageError("PROMPT must be text in UTF-8")
     question = _question(text, given)
     show = _show_json if as_json else _Printer()
     try:

@@ -13,6 +13,7 @@ import click
 from outrider.cli.options import SERVICES, build, config_option, service_options
 from outrider.model_error import ModelError
 from outrider.serving.errors import OutriderError
+from outrider.serving.settings import SettingsError
 
 MODULES = {
     "gateway": "gateway.service",
@@ -58,6 +59,8 @@ def _run(service: str, values: dict[str, Any]) -> None:
         raise click.ClickException(
             f"{service} needs the package {error.name}; run: pip install 'outrider[{extra}]'"
         ) from error
+    except SettingsError as error:
+        raise click.UsageError(f"{service}: {error}") from error
     except (OutriderError, ModelError, OSError, ValueError) as error:
         raise click.ClickException(f"{service}: {error}") from error
 

@@ -74,6 +74,11 @@ def stack_settings(
     gateway = build(GatewaySettings, values, "gateway_")
     target = build(TargetSettings, values, "target_")
     draft = build(DraftSettings, values, "draft_")
+    for service, its in (("gateway", gateway), ("target", target), ("draft", draft)):
+        if its.port == 0 and not (service == "draft" and no_draft):
+            raise click.UsageError(
+                f"{service}-port must not be 0: the others have to know where it listens"
+            )
     target = dataclasses.replace(target, model=model or target.model)
     gateway = dataclasses.replace(gateway, model=model or gateway.model)
     if "target_drafters" not in given:
@@ -84,11 +89,6 @@ def stack_settings(
     services: dict[str, Any] = {"gateway": gateway, "target": target} | (
         {} if no_draft else {"draft": draft}
     )
-    for service, settings in services.items():
-        if settings.port == 0:
-            raise click.UsageError(
-                f"{service}-port must not be 0: the others have to know where it listens"
-            )
     return services
 
 

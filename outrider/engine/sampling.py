@@ -201,9 +201,8 @@ def _can_still_win(
         ids, scores = ids[hopeful], scores[hopeful]
         words = philox_words(seed, ids, position, stream)
     else:
-        words = all_words(seed, int(ids.max()) + 1, position, stream)
-        if ids.size != words.size:
-            words = words[ids]
+        # By id: filters hand candidates over best first.
+        words = all_words(seed, int(ids.max()) + 1, position, stream)[ids]
     limits = np.exp(scores - bar)
     limits *= np.float32(2.0**32 * 1.001)
     winners = np.flatnonzero(words.astype(np.float32) <= limits)

@@ -6,6 +6,7 @@ field `max_waiting` of TargetSettings. Values are checked once, here.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,23 +24,51 @@ OTHER_VARIABLES = {
 """Variables that belong to no service, and what they are for."""
 
 
+LOG_LEVELS = ("debug", "info", "warning", "error")
+DTYPES = ("float32", "bfloat16")
+
+
 class SettingsError(ValueError):
     """A setting outside its limits; the message names it."""
 
 
-def setting(default: Any, help: str, *, low: float | None = None, high: float | None = None) -> Any:
+def setting(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    addresses: bool = False,
+) -> Any:
     """A dataclass field with its documentation and limits."""
-    return field(default=default, metadata={"help": help, "low": low, "high": high})
+    limits = {"low": low, "high": high, "choices": choices, "addresses": addresses}
+    return field(default=default, metadata={"help": help} | limits)
 
 
 class _Checked:
     def __post_init__(self) -> None:
         for name, spec in self.__dataclass_fields__.items():  # type: ignore[attr-defined]
             value, low, high = getattr(self, name), spec.metadata["low"], spec.metadata["high"]
+            choices = spec.metadata["choices"]
+            if spec.metadata["addresses"]:
+                _check_addresses(name, value)
+            if choices and value not in choices:
+                raise SettingsError(f"{name} must be {' or '.join(choices)}, got {value!r}")
+            if isinstance(value, float) and not math.isfinite(value):
+                raise SettingsError(f"{name} must be a finite number, got {value:g}")
             if low is not None and value < low:
                 raise SettingsError(f"{name} must be at least {low:g}, got {value:g}")
             if high is not None and value > high:
                 raise SettingsError(f"{name} must be at most {high:g}, got {value:g}")
+
+
+def _check_addresses(name: str, addresses: str) -> None:
+    """Raise SettingsError for an entry that is no host:port."""
+    for address in split_addresses(addresses):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise SettingsError(f"{name} must be host:port, comma-separated, got {address!r}")
 
 
 def split_addresses(addresses: str) -> list[str]:
@@ -55,7 +84,7 @@ class GatewaySettings(_Checked):
     port: int = setting(50051, "Port of the gRPC front.", low=0, high=65535)
     model: str = setting("smollm2-135m-instruct", "As the target's; only its tokenizer is used.")
     served_name: str = setting("", "Name that clients use. Empty: the model's own.")
-    targets: str = setting("127.0.0.1:50052", "Target addresses, comma-separated.")
+    targets: str = setting("127.0.0.1:50052", "Target addresses, comma-separated.", addresses=True)
     max_concurrent: int = setting(512, "Most requests at once.", low=1)
     request_timeout_s: float = setting(
         3600.0, "Longest time of a request, whatever its client allows. 0: no limit.", low=0
@@ -66,7 +95,7 @@ class GatewaySettings(_Checked):
         DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
     )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
-    log_level: str = setting("info", "debug, info, warning or error.")
+    log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)
 
 
 @dataclass(frozen=True)
@@ -78,7 +107,9 @@ class TargetSettings(_Checked):
     model: str = setting(
         "smollm2-135m-instruct", "A name, a folder, a .gguf file, or org/name[@revision] on a hub."
     )
-    dtype: str = setting("float32", "Of weights and cache: float32, or bfloat16 for half of it.")
+    dtype: str = setting(
+        "float32", "Of weights and cache: float32, or bfloat16 for half of it.", choices=DTYPES
+    )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
     threads: int = setting(0, "Threads of a step. 0: one a core.", low=0)
     kv_tokens: int = setting(0, "Tokens that the paged cache holds. All four 0: 16384.", low=0)
@@ -94,7 +125,9 @@ class TargetSettings(_Checked):
     max_waiting: int = setting(256, "Most requests beyond those that can run at once.", low=0)
     max_draft_tokens: int = setting(8, "Most draft tokens of a round.", low=0, high=64)
     max_window: int = setting(16, "Most tokens that a drafter runs ahead.", low=0, high=256)
-    drafters: str = setting("127.0.0.1:50053", "Draft service addresses, comma-separated.")
+    drafters: str = setting(
+        "127.0.0.1:50053", "Draft service addresses, comma-separated.", addresses=True
+    )
     draft_wait_ms: float = setting(50.0, "Longest wait for drafts before a step.", low=0)
     stream_tokens: int = setting(1024, "Most undelivered tokens of a stream.", low=1)
     step_timeout_s: float = setting(
@@ -105,7 +138,7 @@ class TargetSettings(_Checked):
         DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
     )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
-    log_level: str = setting("info", "debug, info, warning or error.")
+    log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)
 
 
 @dataclass(frozen=True)
@@ -114,9 +147,11 @@ class DraftSettings(_Checked):
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(50053, "Port to listen on.", low=0, high=65535)
-    proposer: str = setting("ngram", "How it guesses: ngram or model.")
+    proposer: str = setting("ngram", "How it guesses: ngram or model.", choices=("ngram", "model"))
     model: str = setting("", "The model proposer's; see the target's.")
-    dtype: str = setting("float32", "Of the model's weights and cache: float32 or bfloat16.")
+    dtype: str = setting(
+        "float32", "Of the model's weights and cache: float32 or bfloat16.", choices=DTYPES
+    )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
     threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0)
     kv_tokens: int = setting(16384, "Tokens that the model's paged cache holds.", low=16)
@@ -128,4 +163,4 @@ class DraftSettings(_Checked):
         DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
     )
     grace_s: float = setting(5.0, "Seconds that calls get at shutdown.", low=0)
-    log_level: str = setting("info", "debug, info, warning or error.")
+    log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)

@@ -300,3 +300,29 @@ def test_padding_of_the_logits_is_never_chosen() -> None:
         limited = chooser(params, 10, num_tokens=7)
         assert all(limited.choose(row, [9] * length) < 7 for length in range(1, 40))
         assert torch.equal(row, before)
+
+
+@pytest.mark.parametrize("num_ids", [384, 3000])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"top_p": 0.9999999},
+        {"top_p": 0.9999999, "temperature": 2.0},
+        {"top_k": 300, "temperature": 100.0},
+        {"top_k": -1, "temperature": 100.0},  # all but one
+    ],
+)
+def test_filters_that_keep_nearly_everything_choose_by_score_and_noise(
+    num_ids: int, settings: dict[str, float]
+) -> None:
+    """Many candidates, best first: each is judged by its own noise, and the best sum wins."""
+    if settings.get("top_k") == -1:
+        settings = settings | {"top_k": num_ids - 1}
+    generator = torch.Generator().manual_seed(3)
+    row = torch.randn(num_ids, generator=generator)
+    history = [1] * 5
+    for seed in range(60):
+        chooser = TokenChooser(SamplingParams(seed=seed, **settings), num_ids, prompt_len=1)
+        kept = chooser.candidates(row, history)
+        noisy = kept.scores + gumbel_array(seed, len(history), kept.ids)
+        assert chooser.choose(row, history) == int(kept.ids[noisy == noisy.max()].min())

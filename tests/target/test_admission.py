@@ -36,7 +36,7 @@ def make_door() -> Door:
         tied_head=True,
         eos_token_ids=(EOS,),
     )
-    return Door(model, Limits(MAX_LEN, 16, 4, 8, 0.05), StepCost(), DraftTotals())
+    return Door(model, Limits(MAX_LEN, 16, 10, 4, 8, 0.05), StepCost(), DraftTotals())
 
 
 def make_message(**changes) -> target_pb2.TokenRequest:
@@ -79,6 +79,7 @@ SPECULATION, STOPPING = sampling_pb2.SpeculationParams, sampling_pb2.StoppingPar
         ("request_id", {"request_id": "x" * 129}),
         ("cache_salt", {"cache_salt": b"x" * 129}),
         ("n", {"n": 17}),
+        ("n", {"n": 11}),
         ("n", {"n": 0}),
         ("n", {"n": 2, "resumed_token_ids": [4]}),
         ("logprobs", {"logprobs": 21}),

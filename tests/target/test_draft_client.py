@@ -14,6 +14,7 @@ import pytest
 
 from outrider.serving.channel import server_options
 from protos.outrider.v1 import draft_pb2
+from target_service import draft_client
 from target_service.draft_client import DraftClient
 from target_service.draft_tail import DraftTotals, Unused
 from tests.support.draft_scripts import JUNK, Empty, Going, Junk, Late, Mute
@@ -349,3 +350,30 @@ async def test_tokens_for_an_ended_sequence_are_in_the_books():
         world.hub.close(world.sequence)
         await world.until(lambda: world.hub.frames["finished"] == 1)
         assert world.totals.num_proposed == sum(world.totals.unused.values()) == 4
+
+
+async def test_a_drafter_that_stalled_gets_another_chance(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its sequences are gone and nobody asks it any more, so it could not show that it is back."""
+    monkeypatch.setattr(draft_client, "_FORGIVEN_AFTER_S", 1.5)
+    async with ScriptedDrafter(Mute()) as drafter, hub_to(drafter.address) as world:
+        client = await world.ready()
+        world.open()
+        await drafter.record.wait_for(lambda record: any(u.window for u in record.of(1)))
+        client.note_vain_wait()
+        world.hub.close(world.sequence)
+        await world.until(lambda: not client.responsive)
+        await world.until(lambda: client.responsive)
+
+
+async def test_one_wait_in_vain_is_over_with_the_next_answer():
+    """Late answers count as answers, be they of no use: whoever waits for drafts may wait again."""
+    async with ScriptedDrafter(Late(honest(), 0.1)) as drafter, hub_to(drafter.address) as world:
+        client = await world.ready()
+        world.open()
+        await drafter.record.wait_for(lambda record: any(u.window for u in record.of(1)))
+        client.note_vain_wait()
+        assert world.hub.granted(world.sequence) == 0
+        world.sequence.confirmed.append(99)  # not what it drafts: its answer will be of no use
+        world.sequence.tail.advance(0, 1)
+        await world.until(lambda: bool(world.totals.unused))
+        assert world.hub.granted(world.sequence) == 4
