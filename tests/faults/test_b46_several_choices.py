@@ -143,13 +143,24 @@ async def test_an_impossible_number_is_refused(tiny_model: Path, n: int) -> None
 
 
 async def test_choices_count_one_by_one_in_the_waiting_line(tiny_model: Path) -> None:
-    """All choices find a place, or none starts and the client is told when to come back."""
+    """All choices find a place, or none starts and the client is told when to come back; more than
+    there are places at all is refused for good, by the field's name."""
     async with running_target(tiny_model, max_sequences=2, max_waiting=2) as target:
-        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+        with pytest.raises(grpc.aio.AioRpcError, match="n: must be .* at most 4") as refusal:
             await target.choices(request_for(5))
+        assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        long = request_for(1)
+        long.stopping.max_tokens, long.stopping.ignore_eos = 2000, True
+        busy = target.stub.Generate(long, timeout=30)
+        await anext(aiter(busy))
+        with pytest.raises(grpc.aio.AioRpcError) as refusal:
+            await target.choices(request_for(4))
         assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         status = await target.status()
-        assert (status.load.started, status.load.refused) == (0, 5)
+        assert (status.load.started, status.load.refused) == (1, 4)
+        busy.cancel()
+        while (await target.status()).load.running:
+            await asyncio.sleep(0.01)
         assert len(await target.choices(request_for(4))) == 4
 
 
