@@ -152,7 +152,7 @@ async def test_choices_count_one_by_one_in_the_waiting_line(tiny_model: Path) ->
         long = request_for(1)
         long.stopping.max_tokens, long.stopping.ignore_eos = 2000, True
         busy = target.stub.Generate(long, timeout=30)
-        await anext(aiter(busy))
+        await busy.read()
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
             await target.choices(request_for(4))
         assert refusal.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
