@@ -14,6 +14,7 @@ behind after an abort).
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import grpc
@@ -149,6 +150,10 @@ async def test_choices_count_one_by_one_in_the_waiting_line(tiny_model: Path) ->
         with pytest.raises(grpc.aio.AioRpcError, match="n: must be .* at most 4") as refusal:
             await target.choices(request_for(5))
         assert refusal.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        batcher = target.service.batcher
+        assert batcher is not None
+        run_step = batcher._run_step
+        batcher._run_step = lambda plan: (time.sleep(0.01), run_step(plan))[1]
         long = request_for(1)
         long.stopping.max_tokens, long.stopping.ignore_eos = 2000, True
         busy = target.stub.Generate(long, timeout=30)
