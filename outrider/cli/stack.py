@@ -151,13 +151,14 @@ class Stack:
 
     def kill(self) -> None:
         """End all at once. For a signal handler: takes none of the locks that Popen has."""
-        pids = [c.process.pid for c in self.children.values() if c.process.returncode is None]
-        for pid in pids:
+        left = [c.process for c in self.children.values() if c.process.returncode is None]
+        for process in left:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        for pid in pids:
+                os.kill(process.pid, signal.SIGKILL)
+        for process in left:
             with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, 0)
+                _, status = os.waitpid(process.pid, 0)
+                process.returncode = os.waitstatus_to_exitcode(status)
 
 
 def serves(address: str) -> bool:

@@ -148,10 +148,9 @@ def test_a_cache_that_does_not_fit(model: Path) -> None:
     [
         ("--target-device=tpu", "target device"),
         ("--target-device=cuda:99", "target device"),
-        ("--target-dtype=float8", "target dtype"),
     ],
 )
-def test_a_device_or_dtype_that_cannot_be(model: Path, setting: str, topic: str) -> None:
+def test_a_device_that_cannot_be(model: Path, setting: str, topic: str) -> None:
     """Named, with what there is."""
     doctor = Doctor(model, setting)
     assert doctor.status == 1

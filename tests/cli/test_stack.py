@@ -49,7 +49,9 @@ def test_a_service_starts_serves_and_drains(stack: Stack) -> None:
 
 def test_a_service_that_cannot_start_says_why(stack: Stack) -> None:
     """The error names the service, its status and its own last words."""
-    stack.start("draft", DraftSettings(port=free_ports(1)[0], proposer="crystal-ball"))
+    stack.start(
+        "draft", DraftSettings(port=free_ports(1)[0], proposer="model", model="/crystal-ball")
+    )
     with pytest.raises(StackError, match=r"(?s)draft ended with status 1.*crystal-ball"):
         stack.wait_healthy(["draft"], timeout_s=15)
 
