@@ -73,10 +73,6 @@ def _check(
     if running:
         yield ok(f"{service} memory", "taken: the service runs")
         return
-    if settings.dtype not in ELEMENT_BYTES:
-        text = f"dtype must be {' or '.join(ELEMENT_BYTES)}, got {settings.dtype!r}"
-        yield problem(f"{service} dtype", text, f"set [{service}] dtype to one of them")
-        return
     try:
         free = free_bytes_of(settings.device)
     except ModelError as error:
