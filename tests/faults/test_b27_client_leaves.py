@@ -45,14 +45,15 @@ CAP = 2000
 MAX_SEQUENCES = 10
 _ROOT = Path(__file__).resolve().parents[2]
 _CLIENT = """
-import sys, threading, grpc
+import os, sys, threading, grpc
 from protos.outrider.v1 import target_pb2, target_pb2_grpc
 stub = target_pb2_grpc.TargetStub(grpc.insecure_channel(sys.argv[1]))
 request = target_pb2.TokenRequest.FromString(bytes.fromhex(sys.argv[3]))
 def read():
     call = stub.Generate(request)
     next(call)
-    print("streaming", flush=True)
+    # One write: print would write the newline apart, and another thread's word in between.
+    os.write(1, b"streaming\n")
     for _ in call:
         pass
 for _ in range(int(sys.argv[2])):
