@@ -90,7 +90,7 @@ class SequenceUpdate(_message.Message):
     def __init__(self, sequence_id: _Optional[int] = ..., epoch: _Optional[int] = ..., update_seq: _Optional[int] = ..., base_len: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., window: _Optional[int] = ..., finished: _Optional[bool] = ..., open: _Optional[_Union[SequenceOpen, _Mapping]] = ...) -> None: ...
 
 class SequenceOpen(_message.Message):
-    __slots__ = ("prompt_len", "max_len", "sampling", "partition", "verification", "min_tokens", "stop_token_ids")
+    __slots__ = ("prompt_len", "max_len", "sampling", "partition", "verification", "min_tokens", "stop_token_ids", "traceparent")
     PROMPT_LEN_FIELD_NUMBER: _ClassVar[int]
     MAX_LEN_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -98,6 +98,7 @@ class SequenceOpen(_message.Message):
     VERIFICATION_FIELD_NUMBER: _ClassVar[int]
     MIN_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     prompt_len: int
     max_len: int
     sampling: _sampling_pb2.SamplingParams
@@ -105,7 +106,8 @@ class SequenceOpen(_message.Message):
     verification: _sampling_pb2.SpeculationParams.Verification
     min_tokens: int
     stop_token_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, prompt_len: _Optional[int] = ..., max_len: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., partition: _Optional[bytes] = ..., verification: _Optional[_Union[_sampling_pb2.SpeculationParams.Verification, str]] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, prompt_len: _Optional[int] = ..., max_len: _Optional[int] = ..., sampling: _Optional[_Union[_sampling_pb2.SamplingParams, _Mapping]] = ..., partition: _Optional[bytes] = ..., verification: _Optional[_Union[_sampling_pb2.SpeculationParams.Verification, str]] = ..., min_tokens: _Optional[int] = ..., stop_token_ids: _Optional[_Iterable[int]] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class Proposal(_message.Message):
     __slots__ = ("sequence_id", "epoch", "update_seq", "seen_len", "start", "tokens", "logprobs", "sparse_probs", "held_us", "compute_us")
