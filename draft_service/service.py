@@ -18,7 +18,9 @@ from outrider.serving import server
 from outrider.serving.errors import EngineFailed, Unavailable
 from outrider.serving.health import SetHealthy
 from outrider.serving.logs import configure_logging
+from outrider.serving.metrics import make_registry
 from outrider.serving.settings import DraftSettings, SettingsError
+from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc
 
 log = structlog.get_logger(__name__)
@@ -37,9 +39,15 @@ class DraftService:
     service_names: Sequence[str] = (draft_pb2.DESCRIPTOR.services_by_name["Draft"].full_name,)
 
     def __init__(
-        self, settings: DraftSettings, proposer_factory: ProposerFactory | None = None
+        self,
+        settings: DraftSettings,
+        proposer_factory: ProposerFactory | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
+        """tracing: None for none."""
         self._settings = settings
+        self._tracing = tracing or Tracing.disabled()
+        self.registry = make_registry("draft", self._tracing)
         self._make_proposer = proposer_factory or make_proposer
         self._proposer: Proposer | None = None
         self._servicer: DraftServicer | None = None

@@ -19,9 +19,11 @@ from outrider.engine.fingerprints import token_table_hash
 from outrider.models.resolve import display_name, resolve
 from outrider.serving.health import SetHealthy
 from outrider.serving.logs import configure_logging
+from outrider.serving.metrics import make_registry
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
 from outrider.serving.settings import GatewaySettings, SettingsError, split_addresses
+from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc
 
@@ -36,8 +38,11 @@ class GatewayService:
 
     service_names: Sequence[str] = (pb.DESCRIPTOR.services_by_name["Inference"].full_name,)
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, tracing: Tracing | None = None) -> None:
+        """tracing: None for none."""
         self._settings = settings
+        self._tracing = tracing or Tracing.disabled()
+        self.registry = make_registry("gateway", self._tracing)
         self._addresses = split_addresses(settings.targets)
         if not self._addresses:
             raise SettingsError("targets must name at least one address")

@@ -23,9 +23,11 @@ from outrider.serving.device import DeviceThread
 from outrider.serving.handshake import MAX_FRAME_BYTES, protocol_version
 from outrider.serving.health import SetHealthy
 from outrider.serving.logs import configure_logging
+from outrider.serving.metrics import make_registry
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
 from outrider.serving.settings import SettingsError, TargetSettings, split_addresses
+from outrider.serving.tracing import Tracing
 from outrider_kernels.version import NOISE_VERSION
 from protos.outrider.v1 import draft_pb2, target_pb2_grpc
 from target_service.admission import Door, Limits
@@ -49,8 +51,11 @@ class TargetService:
 
     service_names: Sequence[str] = ("outrider.v1.Target",)
 
-    def __init__(self, settings: TargetSettings) -> None:
+    def __init__(self, settings: TargetSettings, tracing: Tracing | None = None) -> None:
+        """tracing: None for none."""
         self._settings = settings
+        self._tracing = tracing or Tracing.disabled()
+        self.registry = make_registry("target", self._tracing)
         self._device = DeviceThread("target-device")
         self._hub: DraftHub | None = None
         self.batcher: Batcher | None = None

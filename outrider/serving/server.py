@@ -19,6 +19,7 @@ import structlog
 from grpc_health.v1 import health as health_api
 from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from prometheus_client import CollectorRegistry
 
 from outrider.serving.channel import server_options
 from outrider.serving.health import Health, SetHealthy
@@ -37,6 +38,8 @@ class Service(Protocol):
 
     service_names: Sequence[str]
     """Full protobuf names, for health and reflection."""
+    registry: CollectorRegistry
+    """Its metrics."""
 
     @property
     def max_message_bytes(self) -> int:
