@@ -1,4 +1,4 @@
-"""What a service says of itself over grpc.health.v1, under three kinds of names.
+"""What a service says of itself over grpc.health.v1, under three kinds of names, and to `admin.py`.
 
     ""                       ready: it takes requests now
     "outrider.v1.Target" …   the same, by the service's full name
@@ -32,14 +32,39 @@ class SetHealthy(Protocol):
 
 
 class Health:
-    """Ready and alive from the start, until it is told otherwise."""
+    """Ready and alive once it has started, until it is told otherwise."""
 
     def __init__(self, service_names: Sequence[str]) -> None:
         self.servicer = _HealthServicer()
+        self.started = False
+        """Nobody can ask over gRPC before; others can."""
         self._names = ("", *service_names)
         self._healthy = self._alive = True
         self._draining = False
         self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def alive(self) -> bool:
+        """A restart would not help."""
+        return self._alive
+
+    @property
+    def ready(self) -> bool:
+        """It takes requests now."""
+        return self.started and self._serves
+
+    @property
+    def state(self) -> str:
+        """One word for people."""
+        if not self._alive:
+            return "dead"
+        if not self.started:
+            return "starting"
+        return "draining" if self._draining else "ready" if self._healthy else "unready"
+
+    @property
+    def _serves(self) -> bool:
+        return self._healthy and self._alive and not self._draining
 
     def set(self, healthy: bool, *, alive: bool = True) -> None:
         """Take in a new state; watchers are told soon."""
@@ -58,6 +83,5 @@ class Health:
         """Tell everybody who asks or watches."""
         for name in self._names:
             # Read anew each time: it may have changed while a watcher was told.
-            ready = self._healthy and self._alive and not self._draining
-            await self.servicer.set(name, _SERVING if ready else _NOT_SERVING)
+            await self.servicer.set(name, _SERVING if self._serves else _NOT_SERVING)
         await self.servicer.set(LIVENESS, _SERVING if self._alive else _NOT_SERVING)

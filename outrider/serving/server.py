@@ -21,16 +21,20 @@ from grpc_health.v1 import health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from prometheus_client import CollectorRegistry
 
+from outrider.serving.admin import AdminApp, serving_admin
 from outrider.serving.channel import server_options
 from outrider.serving.health import Health, SetHealthy
 from outrider.serving.interceptors import ErrorInterceptor
 from outrider.serving.open_calls import OpenCalls
+from outrider.serving.tracing import Tracing
 
 log = structlog.get_logger(__name__)
 
 _T = TypeVar("_T")
 _FLUSH_S = 0.2
 """Time for the last statuses to leave, before connections are cut and health watches with them."""
+_LAST_SPANS_S = 3.0
+"""What a collector gets to take the last spans."""
 
 
 class Service(Protocol):
@@ -58,55 +62,107 @@ class Service(Protocol):
         """Free everything. Called once, after the last call has ended."""
 
 
+class ServerSettings(Protocol):
+    """What `serve` needs of a service's settings; see `settings.py`."""
+
+    @property
+    def host(self) -> str:
+        """Of the gRPC port."""
+
+    @property
+    def port(self) -> int:
+        """Of gRPC."""
+
+    @property
+    def grace_s(self) -> float:
+        """What open calls get at the end."""
+
+    @property
+    def metrics_host(self) -> str:
+        """Of the HTTP port."""
+
+    @property
+    def metrics_port(self) -> int:
+        """Of metrics and probes over HTTP; -1: none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Listening:
     """A service that takes calls."""
 
     port: int
     """The bound port, which differs from the asked one if that was 0."""
+    admin_port: int
+    """Where metrics and probes are; 0 for nowhere."""
     server: grpc.aio.Server
     health: Health
     calls: OpenCalls
 
 
 @contextlib.asynccontextmanager
-async def listening(service: Service, host: str, port: int) -> AsyncIterator[Listening]:
-    """Start `service` and take calls. At the end open calls are cancelled and it is stopped."""
+async def listening(
+    service: Service, host: str, port: int, admin: tuple[str, int] | None = None
+) -> AsyncIterator[Listening]:
+    """Start `service` and take calls. At the end open calls are cancelled and it is stopped.
+
+    admin: where metrics and probes listen, from before the start to after the stop; None: nowhere.
+    """
     # Until it says otherwise a service is healthy once it has started.
     health, calls = Health(service.service_names), OpenCalls()
     server = None
-    try:
-        await health.publish()
-        await service.start(health.set)
-        server = _make_server(service, health, calls)
-        bound = _bind(server, host, port)
-        await server.start()
-        yield Listening(bound, server, health, calls)
-    finally:
-        if server is not None:
-            await server.stop(0)
-        await service.stop()
+    async with contextlib.AsyncExitStack() as stack:
+        admin_port = 0
+        if admin is not None:
+            app = AdminApp(health, service.registry)
+            admin_port = await stack.enter_async_context(serving_admin(app, *admin))
+        try:
+            await health.publish()
+            await service.start(health.set)
+            server = _make_server(service, health, calls)
+            bound = _bind(server, host, port)
+            await server.start()
+            health.started = True
+            yield Listening(bound, admin_port, server, health, calls)
+        finally:
+            if server is not None:
+                await server.stop(0)
+            await service.stop()
 
 
-async def serve(service: Service, host: str, port: int, grace_s: float) -> None:
+async def serve(service: Service, settings: ServerSettings, tracing: Tracing) -> None:
     """Run `service` until a signal. Raises what `start` raises, and OSError for a taken port."""
+    admin = (settings.metrics_host, settings.metrics_port) if settings.metrics_port >= 0 else None
     with _signals() as stop:
-        async with contextlib.AsyncExitStack() as stack:
-            entering = stack.enter_async_context(listening(service, host, port))
-            running = await _until(entering, stop)
-            if running is None:
-                log.info("stopped while starting")
-                return
-            log.info("listening", host=host, port=running.port)
-            await stop.wait()
-            log.info("draining", grace_s=grace_s)
-            await running.health.drain()
-            await service.drain()
-            ended = await running.calls.drain(grace_s)
-            if ended:
-                log.warning("calls were ended at the end of the grace time", calls=ended)
-            await running.server.stop(_FLUSH_S)
+        try:
+            async with contextlib.AsyncExitStack() as stack:
+                listens = listening(service, settings.host, settings.port, admin)
+                running = await _until(stack.enter_async_context(listens), stop)
+                if running is None:
+                    log.info("stopped while starting")
+                    return
+                log.info(
+                    "listening",
+                    host=settings.host,
+                    port=running.port,
+                    metrics_port=running.admin_port or None,
+                    traced=tracing.enabled,
+                )
+                await stop.wait()
+                await _drain(service, running, settings.grace_s)
+        finally:
+            # The last spans end with the service, and a collector may be slow to take them.
+            await asyncio.to_thread(tracing.shutdown, _LAST_SPANS_S)
     log.info("stopped")
+
+
+async def _drain(service: Service, running: Listening, grace_s: float) -> None:
+    log.info("draining", grace_s=grace_s)
+    await running.health.drain()
+    await service.drain()
+    ended = await running.calls.drain(grace_s)
+    if ended:
+        log.warning("calls were ended at the end of the grace time", calls=ended)
+    await running.server.stop(_FLUSH_S)
 
 
 def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:

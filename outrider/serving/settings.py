@@ -82,6 +82,13 @@ class GatewaySettings(_Checked):
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(50051, "Port of the gRPC front.", low=0, high=65535)
+    metrics_host: str = setting("127.0.0.1", "Address of metrics and probes over HTTP.")
+    metrics_port: int = setting(
+        9464,
+        "Port of /metrics, /healthz, /readyz. 0: any free one. -1: none.",
+        low=-1,
+        high=65535,
+    )
     model: str = setting("smollm2-135m-instruct", "As the target's; only its tokenizer is used.")
     served_name: str = setting("", "Name that clients use. Empty: the model's own.")
     targets: str = setting("127.0.0.1:50052", "Target addresses, comma-separated.", addresses=True)
@@ -96,6 +103,7 @@ class GatewaySettings(_Checked):
     )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
     log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)
+    log_text: bool = setting(False, "Log prompts and answers too. They may be private.")
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,13 @@ class TargetSettings(_Checked):
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(50052, "Port to listen on.", low=0, high=65535)
+    metrics_host: str = setting("127.0.0.1", "Address of metrics and probes over HTTP.")
+    metrics_port: int = setting(
+        9465,
+        "Port of /metrics, /healthz, /readyz. 0: any free one. -1: none.",
+        low=-1,
+        high=65535,
+    )
     model: str = setting(
         "smollm2-135m-instruct", "A name, a folder, a .gguf file, or org/name[@revision] on a hub."
     )
@@ -139,6 +154,7 @@ class TargetSettings(_Checked):
     )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
     log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)
+    trace_steps: bool = setting(False, "Where traces are on: a span for each step, too.")
 
 
 @dataclass(frozen=True)
@@ -147,6 +163,13 @@ class DraftSettings(_Checked):
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(50053, "Port to listen on.", low=0, high=65535)
+    metrics_host: str = setting("127.0.0.1", "Address of metrics and probes over HTTP.")
+    metrics_port: int = setting(
+        9466,
+        "Port of /metrics, /healthz, /readyz. 0: any free one. -1: none.",
+        low=-1,
+        high=65535,
+    )
     proposer: str = setting("ngram", "How it guesses: ngram or model.", choices=("ngram", "model"))
     model: str = setting("", "The model proposer's; see the target's.")
     dtype: str = setting(

@@ -77,8 +77,11 @@ def test_variables_that_are_no_setting_are_in_the_help() -> None:
 @pytest.mark.parametrize(
     ("arguments", "extra"),
     [
-        (["target", "--port=0"], "target"),
-        (["draft", "--port=0", "--proposer=model", "--model=x"], "draft-model"),
+        (["target", "--port=0", "--metrics-port=-1"], "target"),
+        (
+            ["draft", "--port=0", "--metrics-port=-1", "--proposer=model", "--model=x"],
+            "draft-model",
+        ),
     ],
 )
 def test_a_missing_package_names_the_extra_that_brings_it(arguments: list[str], extra: str) -> None:

@@ -42,7 +42,7 @@ def ends(pid: int, within_s: float) -> bool:
 
 def test_a_service_starts_serves_and_drains(stack: Stack) -> None:
     """Healthy after the wait; SIGTERM ends it with status 0."""
-    stack.start("draft", DraftSettings(port=free_ports(1)[0]))
+    stack.start("draft", DraftSettings(port=free_ports(1)[0], metrics_port=0))
     stack.wait_healthy(["draft"], timeout_s=15)
     assert stack.stop() == {"draft": 0}
 
@@ -50,7 +50,10 @@ def test_a_service_starts_serves_and_drains(stack: Stack) -> None:
 def test_a_service_that_cannot_start_says_why(stack: Stack) -> None:
     """The error names the service, its status and its own last words."""
     stack.start(
-        "draft", DraftSettings(port=free_ports(1)[0], proposer="model", model="/crystal-ball")
+        "draft",
+        DraftSettings(
+            port=free_ports(1)[0], metrics_port=0, proposer="model", model="/crystal-ball"
+        ),
     )
     with pytest.raises(StackError, match=r"(?s)draft ended with status 1.*crystal-ball"):
         stack.wait_healthy(["draft"], timeout_s=15)
@@ -58,7 +61,7 @@ def test_a_service_that_cannot_start_says_why(stack: Stack) -> None:
 
 def test_a_taken_port_is_named(stack: Stack) -> None:
     """Another server on the port is not mistaken for ours."""
-    settings = DraftSettings(port=free_ports(1)[0])
+    settings = DraftSettings(port=free_ports(1)[0], metrics_port=0)
     stack.start("draft", settings)
     stack.wait_healthy(["draft"], timeout_s=15)
     other = Stack(lambda service, line: None)
@@ -76,7 +79,7 @@ def test_children_end_when_their_parent_is_killed() -> None:
         from outrider.cli.stack import Stack
         from outrider.serving.settings import DraftSettings
         stack = Stack(lambda service, line: None)
-        stack.start("draft", DraftSettings(port={free_ports(1)[0]}))
+        stack.start("draft", DraftSettings(port={free_ports(1)[0]}, metrics_port=0))
         stack.wait_healthy(["draft"], timeout_s=15)
         print(stack.children["draft"].process.pid, flush=True)
         time.sleep(60)

@@ -19,14 +19,23 @@ def gateway_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     gateway, target, draft = free_ports(3)
     stack = Stack(lambda service, line: None)
     try:
-        stack.start("draft", DraftSettings(port=draft))
+        stack.start("draft", DraftSettings(port=draft, metrics_port=0))
         stack.start(
             "target",
-            TargetSettings(port=target, model=model, threads=1, drafters=f"127.0.0.1:{draft}"),
+            TargetSettings(
+                port=target,
+                metrics_port=0,
+                model=model,
+                threads=1,
+                drafters=f"127.0.0.1:{draft}",
+            ),
         )
         stack.wait_healthy(["draft", "target"], timeout_s=60)
         stack.start(
-            "gateway", GatewaySettings(port=gateway, model=model, targets=f"127.0.0.1:{target}")
+            "gateway",
+            GatewaySettings(
+                port=gateway, metrics_port=0, model=model, targets=f"127.0.0.1:{target}"
+            ),
         )
         stack.wait_healthy(["gateway"], timeout_s=30)
         yield f"127.0.0.1:{gateway}"

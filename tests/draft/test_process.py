@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = """
 from draft_service.service import run
 from outrider.serving.settings import DraftSettings
-run(DraftSettings(port={port}))
+run(DraftSettings(port={port}, metrics_port=0))
 """
 
 
@@ -60,7 +60,7 @@ class Broken(NgramProposer):
         raise RuntimeError("no luck")
 async def make(settings):
     return Broken(1, 4)
-run(DraftSettings(port={port}), make)
+run(DraftSettings(port={port}, metrics_port=0), make)
 """
 
 

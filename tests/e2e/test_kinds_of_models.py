@@ -72,7 +72,8 @@ def test_what_cannot_be_used_ends_the_start_with_a_reason(
     qwen3: Path, flags: list[str], reason: str
 ) -> None:
     """One line on standard error, no traceback, a failing exit status."""
-    command = [sys.executable, "-m", "outrider", "target", f"--model={qwen3}", "--port=0", *flags]
+    command = [sys.executable, "-m", "outrider", "target", f"--model={qwen3}", "--port=0"]
+    command += ["--metrics-port=0", *flags]
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode != 0
@@ -95,7 +96,8 @@ def test_an_unsupported_folder_is_refused_by_each_service(
     folder = shutil.copytree(qwen3, tmp_path / "mamba")
     config = folder / "config.json"
     config.write_text('{"architectures": ["MambaForCausalLM"], "vocab_size": 384}')
-    command = [sys.executable, "-m", "outrider", service, f"--model={folder}", "--port=0", *flags]
+    command = [sys.executable, "-m", "outrider", service, f"--model={folder}", "--port=0"]
+    command += ["--metrics-port=0", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     (line,) = [each for each in done.stderr.splitlines() if not each.startswith("{")]

@@ -246,7 +246,7 @@ def load(self):
     print("loading", flush=True)
     time.sleep(120)
 service.TargetService._load = load
-service.run(TargetSettings(port=0, drafters=""))
+service.run(TargetSettings(port=0, metrics_port=0, drafters=""))
 """
 
 

@@ -41,6 +41,7 @@ class ServiceProcess:
         self.service = service
         self.process = process
         self.port = 0
+        self.metrics_port = 0
         self._log = log
 
     @property
@@ -74,8 +75,9 @@ class ServiceProcess:
                 await asyncio.sleep(_POLL_S)
 
     async def wait_listening(self, timeout_s: float = START_S) -> None:
-        """Return when it takes calls; its port is known from then on."""
-        self.port = (await self.wait_event("listening", timeout_s))["port"]
+        """Return when it takes calls; its ports are known from then on."""
+        event = await self.wait_event("listening", timeout_s)
+        self.port, self.metrics_port = event["port"], event["metrics_port"]
 
     async def wait_serving(self, timeout_s: float = START_S) -> None:
         """Return when its health is SERVING."""
@@ -125,10 +127,12 @@ def spawn(
     **settings: object,
 ) -> ServiceProcess:
     """Start `outrider SERVICE` on a free port, with these settings as flags; returns at once."""
-    flags = {"port": 0, "threads": 1} | settings
+    flags = {"port": 0, "metrics_port": 0, "threads": 1} | settings
     if service == "gateway":
         del flags["threads"]
-    clean = {name: value for name, value in os.environ.items() if not name.startswith("OUTRIDER_")}
+    clean = {
+        n: value for n, value in os.environ.items() if not n.startswith(("OUTRIDER_", "OTEL_"))
+    }
     log = log_folder / f"{service}-{uuid.uuid4().hex[:8]}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -1,0 +1,114 @@
+"""Plain HTTP for those who watch a service: `/metrics`, `/healthz` (alive), `/readyz` (ready).
+
+It runs on the service's own event loop and is there before the model is: a probe sees "starting",
+not a refused connection. It is for the operator's network; clients have no business here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+import structlog
+import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
+
+from outrider.serving.health import Health
+
+log = structlog.get_logger(__name__)
+
+_PLAIN = "text/plain; charset=utf-8"
+_CLOSING_S = 1
+"""What the answers that are being written get at the end."""
+
+_Scope = dict[str, Any]
+_Send = Callable[[_Scope], Awaitable[None]]
+_Answer = tuple[int, str, bytes]
+
+
+class AdminApp:
+    """The three pages, as an ASGI application."""
+
+    def __init__(self, health: Health, registry: CollectorRegistry) -> None:
+        self._health = health
+        self._registry = registry
+
+    async def __call__(self, scope: _Scope, receive: object, send: _Send) -> None:
+        """One request."""
+        status, kind, body = self._answer(scope)
+        headers = [(b"content-type", kind.encode()), (b"content-length", b"%d" % len(body))]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        body = b"" if scope["method"] == "HEAD" else body
+        await send({"type": "http.response.body", "body": body})
+
+    def _answer(self, scope: _Scope) -> _Answer:
+        if scope["path"] not in ("/metrics", "/healthz", "/readyz"):
+            return 404, _PLAIN, b"there are /metrics, /healthz and /readyz\n"
+        if scope["method"] not in ("GET", "HEAD"):
+            return 405, _PLAIN, b"only GET\n"
+        if scope["path"] == "/metrics":
+            return self._metrics(scope)
+        good = self._health.alive if scope["path"] == "/healthz" else self._health.ready
+        return (200 if good else 503), _PLAIN, f"{self._health.state}\n".encode()
+
+    def _metrics(self, scope: _Scope) -> _Answer:
+        accepted = next((value for key, value in scope["headers"] if key == b"accept"), b"")
+        encode, kind = choose_encoder(accepted.decode("latin-1"))
+        try:
+            return 200, kind, encode(self._registry)
+        except Exception as error:  # a fault in a metric must neither end the page nor hide
+            log.error("metrics could not be read", exc_info=error)
+            return 500, _PLAIN, b"the metrics could not be read; the log says why\n"
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are `server.py`'s."""
+        yield
+
+
+@contextlib.asynccontextmanager
+async def serving_admin(app: AdminApp, host: str, port: int) -> AsyncIterator[int]:
+    """Answer while the block runs; gives the bound port. Raises OSError for a taken one."""
+    bound = _bind(host, port)
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http="h11",
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="error",  # who sends what is no HTTP is no news
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_CLOSING_S,
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[bound]), name="admin")
+    try:
+        yield bound.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen()
+    except OSError as error:
+        bound.close()
+        raise OSError(
+            f"cannot listen on {host}:{port} for metrics: {error.strerror or error}; set "
+            "metrics_port to another one, or to -1 for none"
+        ) from error
+    return bound
