@@ -125,11 +125,9 @@ async def make_proposer(settings: DraftSettings) -> Proposer:
     raise SettingsError(f"proposer must be ngram or model, got {settings.proposer!r}")
 
 
-async def serve(service: DraftService, settings: DraftSettings) -> None:
+async def serve(service: DraftService, settings: DraftSettings, tracing: Tracing) -> None:
     """Until a signal. Raises EngineFailed when the loop dies: a supervisor can start a new one."""
-    serving = asyncio.create_task(
-        server.serve(service, settings.host, settings.port, settings.grace_s)
-    )
+    serving = asyncio.create_task(server.serve(service, settings, tracing))
     dying = asyncio.create_task(service.wait_dead())
     await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)
     if not dying.done():
@@ -144,5 +142,6 @@ async def serve(service: DraftService, settings: DraftSettings) -> None:
 def run(settings: DraftSettings, proposer_factory: ProposerFactory | None = None) -> None:
     """The whole process. Raises EngineFailed when it cannot draft any more."""
     configure_logging("draft", settings.log_level)
-    service = DraftService(settings, proposer_factory)
-    server.run(lambda: serve(service, settings))
+    tracing = Tracing.from_environment("draft")
+    service = DraftService(settings, proposer_factory, tracing)
+    server.run(lambda: serve(service, settings, tracing))

@@ -107,5 +107,6 @@ class GatewayService:
 def run(settings: GatewaySettings) -> None:
     """Serve until a signal. Raises what a bad setting or model folder raises."""
     configure_logging("gateway", settings.log_level)
-    service = GatewayService(settings)
-    run_loop(lambda: serve(service, settings.host, settings.port, settings.grace_s))
+    tracing = Tracing.from_environment("gateway")
+    service = GatewayService(settings, tracing)
+    run_loop(lambda: serve(service, settings, tracing))

@@ -191,5 +191,6 @@ class TargetService:
 def run(settings: TargetSettings) -> None:
     """Serve until a signal. Raises OSError for a taken port, ModelError for an unusable model."""
     configure_logging("target", settings.log_level)
-    service = TargetService(settings)
-    run_loop(lambda: serve(service, settings.host, settings.port, settings.grace_s))
+    tracing = Tracing.from_environment("target", step_spans=settings.trace_steps)
+    service = TargetService(settings, tracing)
+    run_loop(lambda: serve(service, settings, tracing))
