@@ -11,8 +11,11 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 # What the longest tests ask: JSON lines of {"turns": ["..."]}, such as Spec-Bench's. Not shipped.
 PROMPTS ?= $(TEST_PROMPTS_JSONL)
+# Overrides of compose/compose.yaml, by name: `make up WITH="apps ui"`. See docs/deploy.md.
+WITH ?=
+COMPOSE = docker compose -f compose/compose.yaml $(WITH:%=-f compose/compose.%.yaml)
 
-.PHONY: demo test test-slow check lint protos protos-check baseline filelist model clean
+.PHONY: demo test test-slow check lint protos protos-check baseline filelist model clean up down logs
 .DEFAULT_GOAL := demo
 
 $(RUN): pyproject.toml constraints.txt
@@ -43,6 +46,19 @@ lint: $(DEV)
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/mypy && $(BIN)/lint-imports
 	$(BIN)/buf lint && $(BIN)/buf breaking --against protos/baseline.binpb
+	$(BIN)/hadolint compose/Dockerfile && $(BIN)/docker-compose -f compose/compose.yaml config --quiet
+	$(BIN)/compose-lint --skip-suppressed --fail-on low --config compose/lint.yml compose/compose.yaml
+
+# The containers: built where they must be, started, and healthy when this returns.
+up:
+	$(COMPOSE) up --build --detach --wait
+
+# The volumes stay, and with them the model.
+down:
+	$(COMPOSE) down
+
+logs:
+	$(COMPOSE) logs --follow
 
 protos: $(DEV)
 	$(BIN)/python tools/stubs.py write
