@@ -5,6 +5,7 @@ Knows sizes, not tensors. The answer is known, and said, before anything is serv
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,34 +20,40 @@ class DoesNotFit(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class PoolSize:
-    """What was asked for; at most one is set, and none means DEFAULT_TOKENS."""
+    """What was asked for; at most one is set, and none means DEFAULT_TOKENS.
+
+    In settings and in errors each is called kv_ and its name here.
+    """
 
     tokens: int = 0
     blocks: int = 0
-    num_bytes: int = 0
+    bytes: int = 0
     fraction: float = 0.0
     """Of the memory that is free once the model is loaded."""
 
     def num_blocks(self, block_bytes: int, block_size: int, free_bytes: int) -> int:
         """Blocks of `block_size` tokens. Raises DoesNotFit, naming what was asked for."""
-        asked = [name for name in ("tokens", "blocks", "num_bytes", "fraction")
-                 if getattr(self, name)]  # fmt: skip
+        given = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        asked = [f"kv_{name} {value}" for name, value in given.items() if value]
         if len(asked) > 1:
             raise DoesNotFit(f"the pool's size is set more than once: {' and '.join(asked)}")
         if self.blocks:
             count = self.blocks
-        elif self.num_bytes:
-            count = self.num_bytes // block_bytes
+        elif self.bytes:
+            count = self.bytes // block_bytes
         elif self.fraction:
             count = int(free_bytes * self.fraction) // block_bytes
         else:
             count = (self.tokens or DEFAULT_TOKENS) // block_size
+        wanted = asked[0] if asked else f"kv_tokens, by default {DEFAULT_TOKENS},"
         if count < 1:
-            raise DoesNotFit(f"the pool would not hold one block of {block_bytes} bytes")
+            raise DoesNotFit(
+                f"{wanted} is less than one block: {block_size} tokens, {block_bytes} bytes"
+            )
         if count * block_bytes > free_bytes:
             raise DoesNotFit(
-                f"a pool of {count * block_size} tokens needs {count * block_bytes / 2**20:.0f} "
-                f"MiB, {free_bytes / 2**20:.0f} MiB are free"
+                f"{wanted} needs {count * block_bytes / 2**20:.0f} MiB for {count * block_size} "
+                f"tokens, {free_bytes / 2**20:.0f} MiB are free"
             )
         return count
 
@@ -57,25 +64,28 @@ def block_bytes(config: ModelConfig, block_size: int, element_bytes: int) -> int
     return per_token * block_size
 
 
-def free_host_bytes() -> int:
-    """Memory that this process can still use: what the machine has, or the container's limit."""
-    available = _meminfo("MemAvailable") or 2**63
-    limit = _read_int(Path("/sys/fs/cgroup/memory.max"))
-    used = _read_int(Path("/sys/fs/cgroup/memory.current"))
+def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """Memory that this process can still use: what the machine has, or the container's limit.
+
+    Pages of files count as free: the kernel gives them up, and reading a model fills memory with
+    them.
+    """
+    available = _numbers(proc / "meminfo").get("MemAvailable:", 2**53) * 1024
+    limit, used = _read_int(cgroup / "memory.max"), _read_int(cgroup / "memory.current")
     if limit is not None and used is not None:
+        pages = _numbers(cgroup / "memory.stat")
+        used -= pages.get("active_file", 0) + pages.get("inactive_file", 0)
         available = min(available, max(0, limit - used))
     return available
 
 
-def _meminfo(name: str) -> int | None:
+def _numbers(path: Path) -> dict[str, int]:
+    """Of a file with a name and a number in each line; empty if there is no file."""
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = [line.split() for line in path.read_text().splitlines()]
     except OSError:
-        return None
-    for line in lines:
-        if line.startswith(name + ":"):
-            return int(line.split()[1]) * 1024
-    return None
+        return {}
+    return {words[0]: int(words[1]) for words in lines if len(words) > 1}
 
 
 def _read_int(path: Path) -> int | None:
