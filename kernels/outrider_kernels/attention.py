@@ -29,8 +29,9 @@ from numpy.typing import NDArray
 
 ROW_TILE = 16
 KEY_CHUNK = 128
-_MAX_PAIRS = 128
-"""(tile, chunk, KV head) triples in one product; bounds the memory of a step."""
+_MAX_PRODUCTS = 128
+"""Of a tile, a chunk and a KV head, in one call: bounds its memory, unless a single tile sees more.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,7 @@ class _Tiles:
         portions = []
         for e in np.unique(exponent):
             members = np.flatnonzero(exponent == e)
-            size = max(1, _MAX_PAIRS // (kv_heads << int(e)))
+            size = max(1, _MAX_PRODUCTS // (kv_heads << int(e)))
             for begin in range(0, members.size, size):
                 portions.append((1 << int(e), members[begin : begin + size]))
         return portions

@@ -47,6 +47,8 @@ def linear(
 
     weight and x may be float32 or narrower; sums and the bias, float32 too, are not narrower.
     """
+    if not x.shape[0]:
+        return x.new_empty(0, weight.shape[1])  # else a whole product of padding
     wide = x.float()
     if weight.dtype == torch.float32:
         y = _product(wide, weight, plan)

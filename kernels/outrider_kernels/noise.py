@@ -20,11 +20,10 @@ from __future__ import annotations
 from enum import IntEnum
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 MAX_GUMBEL = 22.88
-"""Above every value of `gumbel`: its largest is -log(2**-33) = 22.874."""
+"""Above every Gumbel value: the largest is -log(2**-33) = 22.874."""
 
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
 _KEY_STEPS = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
@@ -134,11 +133,6 @@ def gumbel_array(
 ) -> NDArray[np.float32]:
     """Gumbel noise of each id at a position, [num_ids]."""
     return gumbel_from_words(philox_words(seed, ids, position, stream))
-
-
-def gumbel(seed: int, position: int, ids: torch.Tensor, stream: int = Stream.EXACT) -> torch.Tensor:
-    """`gumbel_array` for int64 [num_ids] tensors on the CPU; float32 [num_ids]."""
-    return torch.from_numpy(gumbel_array(seed, position, ids.numpy(), stream))
 
 
 def coin(seed: int, position: int) -> float:

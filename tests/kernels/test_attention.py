@@ -28,9 +28,13 @@ class Case:
 
     def attend(self, num_rows: int | None = None) -> torch.Tensor:
         """The op's output for the tokens, with q padded to num_rows."""
+        return self.attend_all(num_rows)[: len(self.q)]
+
+    def attend_all(self, num_rows: int | None = None, padding: float = 0.0) -> torch.Tensor:
+        """The same with the rows of the padding."""
         num_tokens, num_heads, head_dim = self.q.shape
-        padding = self.q.new_zeros(max(0, (num_rows or 0) - num_tokens), num_heads, head_dim)
-        q = torch.cat([self.q, padding])
+        shape = (max(0, (num_rows or 0) - num_tokens), num_heads, head_dim)
+        q = torch.cat([self.q, self.q.new_full(shape, padding)])
         plan = plan_attention(
             self.query_lens,
             self.starts,
@@ -40,7 +44,7 @@ class Case:
             kv_heads=self.k_cache.shape[2],
             num_rows=q.shape[0],
         )
-        return paged_attention(q, self.k_cache, self.v_cache, plan)[:num_tokens]
+        return paged_attention(q, self.k_cache, self.v_cache, plan)
 
     def reference(self) -> torch.Tensor:
         """The truth."""
@@ -108,7 +112,11 @@ def test_narrow_queries_and_cache_are_rounded_once() -> None:
 def test_padding_rows_stay_finite() -> None:
     """Rows of q beyond the tokens come out finite, whatever they are."""
     case = make_case([(20, 2)], 4, 2, 8)
-    assert torch.equal(case.attend(num_rows=8), case.attend())
+    for padding in (0.0, torch.inf, torch.nan):
+        out = case.attend_all(num_rows=8, padding=padding)
+        assert out.shape[0] == 8
+        assert torch.isfinite(out).all()
+        assert torch.equal(out[:2], case.attend())
 
 
 @pytest.mark.parametrize("num_threads", [1, 2])
@@ -143,7 +151,7 @@ def test_bits_are_the_same_with_more_portions(monkeypatch: pytest.MonkeyPatch) -
     """Cutting a large step into many products changes nothing."""
     case = make_case([(0, 130), (200, 40)], 9, 3, 16)
     whole = case.attend()
-    monkeypatch.setattr("outrider_kernels.attention._MAX_PAIRS", 1)
+    monkeypatch.setattr("outrider_kernels.attention._MAX_PRODUCTS", 1)
     assert torch.equal(case.attend(), whole)
 
 

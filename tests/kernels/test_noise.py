@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import torch
 
 from outrider_kernels import noise
 from outrider_kernels.version import NOISE_VERSION
@@ -100,8 +99,8 @@ def test_golden_bits() -> None:
     )
     bits = noise.gumbel_from_words(words).view(np.uint32).tolist()
     assert [f"{b:08x}" for b in bits] == GOLDEN_OF_WORDS
-    drawn = noise.gumbel(1234567890123456789, 17, torch.tensor([0, 1, 2, 3, 4, 49151]))
-    assert [f"{b:08x}" for b in drawn.numpy().view(np.uint32).tolist()] == GOLDEN_OF_DRAWS
+    drawn = noise.gumbel_array(1234567890123456789, 17, np.array([0, 1, 2, 3, 4, 49151]))
+    assert [f"{b:08x}" for b in drawn.view(np.uint32).tolist()] == GOLDEN_OF_DRAWS
     assert NOISE_VERSION == 1
 
 

@@ -48,7 +48,7 @@ def test_linear_rows_do_not_feel_their_company(
 
 
 def test_linear_keeps_within_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No product ever has fewer or more rows than the plan allows."""
+    """No product ever has fewer or more rows than the plan allows, and no rows need none."""
     heights: list[int] = []
     product = torch.mm
 
@@ -63,6 +63,12 @@ def test_linear_keeps_within_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
         linear(x[:num_rows], weight, None, RowPlan(tile_rows=32))
     assert min(heights) == 8
     assert max(heights) == 512
+    heights.clear()
+    for plan in (RowPlan(), RowPlan(tile_rows=32)):
+        for dtype in (torch.float32, torch.bfloat16):
+            nothing = linear(x[:0].to(dtype), weight.to(dtype), torch.ones(3), plan)
+            assert (nothing.shape, nothing.dtype) == ((0, 3), dtype)
+    assert heights == []
 
 
 @pytest.mark.usefixtures("threads")
