@@ -2,25 +2,38 @@
 
 What is logged through the standard library comes out in the same shape: of libraries only warnings
 and errors, of our own parts that know no structlog, such as the engine, all that the level admits.
+What is said of a collector of traces, by whomever, is one line a minute: one that is away would
+fill the log, and it is the least important of all that can be away.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
 from typing import Any
 
 import structlog
 from structlog.typing import EventDict
 
 _OURS = ("outrider", "outrider_kernels")
+_OF_COLLECTORS = ("opentelemetry", "outrider.serving.span_export")
+_OF_COLLECTORS_EVERY_S = 60.0
 
 
 class _Foreign(logging.Handler):
     """Passes on what is said through the standard library."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_of_collectors = 0.0
+
     def emit(self, record: logging.LogRecord) -> None:
-        """One line."""
+        """One line, or none."""
+        if record.name.startswith(_OF_COLLECTORS):
+            if time.monotonic() < self._next_of_collectors:
+                return
+            self._next_of_collectors = time.monotonic() + _OF_COLLECTORS_EVERY_S
         # grpc shows a traceback when a client has gone in the middle of a write to it.
         shown = None if record.name.startswith("grpc") else record.exc_info
         log = structlog.get_logger(record.name)

@@ -49,3 +49,28 @@ def test_the_standard_librarys_log_comes_out_like_our_own(
         for each in levels
     ]  # fmt: skip
     assert all(line["service"] == "target" for line in lines)
+
+
+FLOOD = """
+import logging, threading
+from outrider.serving.logs import configure_logging
+configure_logging("target", "info")
+def say_all():
+    for count in range(100):
+        for name in ("opentelemetry.exporter.otlp", "opentelemetry.sdk", {ours!r}):
+            logging.getLogger(name).warning("away, %s", count)
+threads = [threading.Thread(target=say_all) for _ in range(3)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+logging.getLogger("some.library").warning("heard")
+"""
+
+
+def test_a_collector_that_is_away_does_not_fill_the_log() -> None:
+    """One line a minute, whoever says it, and nothing else is kept back."""
+    script = FLOOD.format(ours="outrider.serving.span_export")
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=15, check=True
+    )
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [line["event"] for line in lines] == ["away, 0", "heard"]
