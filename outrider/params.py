@@ -42,7 +42,7 @@ def check_range(
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. The filters run in the order of the fields after `seed`."""
+    """How the next token is chosen: first penalties and bias, then temperature and the filters."""
 
     temperature: float = 1.0
     """0 picks the best token."""

@@ -97,10 +97,10 @@ def _parse(raw: Json, generation: Json) -> ModelConfig:
     query_key_norms = architecture == "Qwen3ForCausalLM"
     default_head_dim = 128 if query_key_norms else hidden_size // num_heads
     head_dim = int(raw.get("head_dim") or default_head_dim)
-    if num_heads % num_kv_heads or head_dim % 2:
-        raise ModelError(
-            f"{num_heads} heads of {head_dim} do not divide among {num_kv_heads} key/value heads"
-        )
+    if num_heads % num_kv_heads:
+        raise ModelError(f"{num_heads} heads do not divide among {num_kv_heads} key/value heads")
+    if head_dim % 2:
+        raise ModelError(f"heads of {head_dim} values cannot be rotated: the number is odd")
     rope_theta, rope_scaling = _parse_rope(raw)
     return ModelConfig(
         architecture=architecture,

@@ -35,15 +35,17 @@ def _token_table(folder: Path) -> dict[int, str]:
     """Token string by id, from tokenizer.json."""
     path = folder / "tokenizer.json"
     raw = read_json(path)
-    vocab = raw.get("model", {}).get("vocab")
-    if isinstance(vocab, dict):
-        table = {int(i): str(token) for token, i in vocab.items()}
-    elif isinstance(vocab, list):  # unigram: [token, score] by id
-        table = {i: str(entry[0]) for i, entry in enumerate(vocab)}
-    else:
-        raise ModelError(f"{path} holds no vocabulary")
-    for entry in raw.get("added_tokens") or ():
-        table[int(entry["id"])] = str(entry["content"])
+    try:
+        vocab = raw["model"]["vocab"]
+        # By token, or, in a unigram model, [token, score] by id.
+        entries = (
+            vocab.items() if isinstance(vocab, dict) else ((e[0], i) for i, e in enumerate(vocab))
+        )
+        table = {int(i): str(token) for token, i in entries}
+        for entry in raw.get("added_tokens") or ():
+            table[int(entry["id"])] = str(entry["content"])
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ModelError(f"{path} holds no vocabulary that can be read: {error!r}") from error
     return table
 
 

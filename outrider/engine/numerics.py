@@ -38,7 +38,11 @@ _TILE_ROWS = 32
 
 
 def prepare_cpu(num_threads: int) -> None:
-    """Pin the CPU's arithmetic. Call it once, at process start, before anything imports torch."""
+    """Pin the CPU's arithmetic. Call it once, before the first product.
+
+    How threads wait is read when torch is loaded: the command line sets that before, and for
+    programs of one's own this has to come before anything imports torch.
+    """
     # Bit-equal products for any number of rows; read at the library's first call.
     os.environ["MKL_CBWR"] = "AUTO,STRICT"
     # Services share the cores: threads that spin while they wait would slow the others down.

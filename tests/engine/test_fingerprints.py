@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from outrider.engine.config import ModelError
-from outrider.engine.fingerprints import token_table_hash, weights_fingerprint
-from tests.support.tiny_models import make_tiny_model
+from outrider.engine.config import ModelConfig, ModelError
+from outrider.engine.fingerprints import num_tokens, token_table_hash, weights_fingerprint
+from tests.support.tiny_models import make_tiny_model, save_tokenizer
 
 
 def test_token_table_hash_is_what_the_protocol_says(tmp_path: Path) -> None:
@@ -30,17 +30,39 @@ def test_token_table_hash_is_what_the_protocol_says(tmp_path: Path) -> None:
 def test_padding_is_left_out_and_tokens_are_not(tmp_path: Path) -> None:
     """More rows of logits change nothing; another string for an id does."""
     small = make_tiny_model(tmp_path / "small", vocab_size=300)
-    padded = make_tiny_model(tmp_path / "padded", vocab_size=300, layers=1)
+    padded = make_tiny_model(tmp_path / "padded", vocab_size=512)
+    assert token_table_hash(small) != token_table_hash(padded)
+    save_tokenizer(padded, 300)
+    assert ModelConfig.load(padded).vocab_size == 512
     assert token_table_hash(small) == token_table_hash(padded)
+    assert num_tokens(padded) == 300
     path = padded / "tokenizer.json"
     raw = json.loads(path.read_text())
     raw["added_tokens"][0]["content"] = "<|other|>"
     path.write_text(json.dumps(raw))
     assert token_table_hash(small) != token_table_hash(padded)
-    raw["model"].pop("vocab")
-    path.write_text(json.dumps(raw))
-    with pytest.raises(ModelError, match="vocabulary"):
-        token_table_hash(padded)
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {},
+        {"model": None},
+        {"model": {}},
+        {"model": {"vocab": 7}},
+        {"model": {"vocab": {"a": "x"}}},
+        {"model": {"vocab": [[]]}},
+        {"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "b"}]},
+        {"model": {"vocab": {"a": 0}}, "added_tokens": 7},
+    ],
+    ids=json.dumps,
+)
+def test_a_broken_vocabulary_is_refused_by_its_file(tmp_path: Path, broken: object) -> None:
+    """Whatever is wrong with it: an error that names the file, not a traceback."""
+    (tmp_path / "tokenizer.json").write_text(json.dumps(broken))
+    for read in (token_table_hash, num_tokens):
+        with pytest.raises(ModelError, match=r"tokenizer\.json holds no vocabulary"):
+            read(tmp_path)
 
 
 def test_weights_fingerprint_sees_weights_and_config(tmp_path: Path) -> None:

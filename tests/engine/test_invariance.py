@@ -187,21 +187,24 @@ def test_a_shared_prefix_gives_the_same_bits(runner: Runner) -> None:
 
 
 @pytest.mark.parametrize(
-    "item",
+    ("item", "reason"),
     [
-        BatchItem([], 0, [0], 0),
-        BatchItem([1], 0, [0], 2),
-        BatchItem([1] * 17, 0, [0], 1),
-        BatchItem([1], -1, [0], 1),
-        BatchItem([1], 512, list(range(40)), 1),
-        BatchItem([384], 0, [0], 1),
-        BatchItem([-1], 0, [0], 1),
-        BatchItem([1], 0, [NUM_BLOCKS], 1),
+        (BatchItem([], 0, [0], 0), "0 logits wanted of 0 tokens"),
+        (BatchItem([1], 0, [0], 2), "2 logits wanted of 1 tokens"),
+        (BatchItem([1], 0, [0], -1), "-1 logits wanted of 1 tokens"),
+        (BatchItem([1] * 17, 0, [0], 1), "positions 0 to 17 exceed 16 slots"),
+        (BatchItem([1], 0, [], 1), "positions 0 to 1 exceed 0 slots"),
+        (BatchItem([1], -1, [0], 1), "positions -1 to 0 exceed"),
+        (BatchItem([1], 512, list(range(40)), 1), "positions 512 to 513 exceed .* the context"),
+        (BatchItem([384], 0, [0], 1), "a token id outside the vocabulary"),
+        (BatchItem([-1], 0, [0], 1), "a token id outside the vocabulary"),
+        (BatchItem([1], 0, [NUM_BLOCKS], 1), "a block outside the cache"),
+        (BatchItem([1], 0, [-1], 1), "a block outside the cache"),
     ],
 )
-def test_items_that_do_not_fit_are_refused(runner: Runner, item: BatchItem) -> None:
+def test_items_that_do_not_fit_are_refused(runner: Runner, item: BatchItem, reason: str) -> None:
     """Nothing is read or written outside the item's blocks, the vocabulary or the context."""
-    with pytest.raises(ValueError, match=r"."):
+    with pytest.raises(ValueError, match=reason):
         runner.forward(Batch([item]))
 
 

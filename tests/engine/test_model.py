@@ -120,7 +120,8 @@ def test_config_needs_no_torch_and_knows_eos(tmp_path: Path) -> None:
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding"),
         ({"use_sliding_window": True, "sliding_window": 64}, "sliding window of 64"),
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding window of 64"),
-        ({"num_key_value_heads": 3}, "do not divide"),
+        ({"num_key_value_heads": 3}, "4 heads do not divide among 3 key/value heads"),
+        ({"head_dim": 15}, "heads of 15 values"),
         ({"hidden_size": None}, "config.json"),
     ],
 )
