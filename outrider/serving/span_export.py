@@ -31,8 +31,8 @@ DEFAULT_ENDPOINT = "http://localhost:4317"
 MAX_SPANS = 2048
 """Ended spans that may wait; the variable OTEL_BSP_MAX_QUEUE_SIZE says another number."""
 MAX_EVENTS = 16384
-"""Events of all waiting spans together. A long answer's span has 128: 170 kB here, 23 kB on the wire,
-where collectors take 4 MB at once."""
+"""Events of all waiting spans together. A long answer's span has 128, which are 170 kB here, and
+23 kB on the wire, where collectors take 4 MB at once."""
 _ABORT_S = 0.5
 """What an exporter that was told to stop gets to notice it."""
 

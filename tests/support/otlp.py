@@ -194,11 +194,11 @@ def environment_for(port: int) -> dict[str, str]:
 
 
 @contextlib.asynccontextmanager
-async def receiver() -> AsyncIterator[Receiver]:
-    """A receiver in the test's own event loop, on a free port."""
+async def receiver(port: int = 0) -> AsyncIterator[Receiver]:
+    """A receiver in the test's own event loop, on a free port if none is given."""
     server, made = grpc.aio.server(), Receiver()
     trace_service_pb2_grpc.add_TraceServiceServicer_to_server(made, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(f"127.0.0.1:{port}")
     made.spans.environment = environment_for(port)
     await server.start()
     try:
