@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from itertools import combinations
 from typing import Any
 
 import pytest
 import yaml
 
+from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 from tests.support.dashboards import (
     COMPOSE,
     DASHBOARDS,
@@ -121,6 +123,46 @@ def test_the_provisioned_source_is_the_one_that_dashboards_start_with() -> None:
     for dashboard in dashboards():
         source = next(v for v in dashboard["templating"]["list"] if v["name"] == "datasource")
         assert source["current"]["value"] == sources["prometheus"]["uid"]
+
+
+def test_files_are_mounted_where_the_programs_look_for_them() -> None:
+    """compose.yaml puts dashboards where provisioning says they are, and every rule file beside
+    Prometheus's configuration."""
+    services = yaml.safe_load((COMPOSE / "compose.yaml").read_text())["services"]
+    mounts = dict(
+        mount.split(":")[:2]
+        for name in ("grafana", "prometheus")
+        for mount in services[name]["volumes"]
+        if mount.startswith("./")
+    )
+    text = (PROVISIONING / "dashboards" / "dashboards.yaml").read_text()
+    (provider,) = yaml.safe_load(text)["providers"]
+    assert mounts["./grafana/dashboards"] == provider["options"]["path"]
+    assert mounts["./grafana/provisioning"] == "/etc/grafana/provisioning"
+    config = yaml.safe_load((COMPOSE / "prometheus" / "prometheus.yml").read_text())
+    for name in ["prometheus.yml", *config["rule_files"]]:
+        assert mounts[f"./prometheus/{name}"] == f"/etc/prometheus/{name}"
+    assert "--config.file=/etc/prometheus/prometheus.yml" in services["prometheus"]["command"]
+
+
+def test_scraped_names_are_services_of_the_stack() -> None:
+    """Each job scrapes the service of its name, at the port that it shows metrics on."""
+    config = yaml.safe_load((COMPOSE / "prometheus" / "prometheus.yml").read_text())
+    found = {}
+    for job in config["scrape_configs"]:
+        addresses = [a for each in job.get("static_configs", []) for a in each["targets"]]
+        addresses += [
+            f"{name}:{each['port']}"
+            for each in job.get("dns_sd_configs", [])
+            for name in each["names"]
+        ]
+        found[job["job_name"]] = addresses
+    defaults = {"gateway": GatewaySettings, "target": TargetSettings, "draft": DraftSettings}
+    ports = {
+        name: next(f.default for f in fields(settings) if f.name == "metrics_port")
+        for name, settings in defaults.items()
+    }
+    assert found == {name: [f"{name}:{port}"] for name, port in ports.items()}
 
 
 def test_rates_know_how_often_is_scraped() -> None:
