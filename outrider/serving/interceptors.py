@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 import structlog
@@ -21,12 +21,22 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from outrider.params import InvalidParam
 from outrider.serving.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
-from outrider.serving.open_calls import OpenCalls
+from outrider.serving.open_calls import SHUTTING_DOWN, OpenCalls
 
 log = structlog.get_logger(__name__)
 
 _Context = Any  # grpc.aio.ServicerContext: generic over both message types
 _Continuation = Callable[[grpc.HandlerCallDetails], Awaitable[Any]]
+_Behaviour = TypeVar("_Behaviour", bound=Callable[..., Any])
+
+
+def takes_malformed(behaviour: _Behaviour) -> _Behaviour:
+    """Marks a unary request's handler that keeps account of every call.
+
+    It is given the InvalidRequest in place of bytes that are no message, and has to raise it.
+    """
+    behaviour.takes_malformed = True  # type: ignore[attr-defined]
+    return behaviour
 
 
 class ErrorInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]  # only in stubs
@@ -79,7 +89,7 @@ def _checking(behaviour: Callable[..., Any], streaming: bool) -> Callable[..., A
     def call(request: Any, context: _Context) -> Any:
         if streaming:
             return behaviour(_good_ones(request), context)
-        if isinstance(request, InvalidRequest):
+        if isinstance(request, InvalidRequest) and not hasattr(behaviour, "takes_malformed"):
             raise request
         return behaviour(request, context)
 
@@ -138,7 +148,7 @@ async def _abort_if_ending(context: _Context, calls: OpenCalls) -> None:
 
 
 def _shutting_down() -> Unavailable:
-    return Unavailable("the service is shutting down")
+    return Unavailable(SHUTTING_DOWN)
 
 
 async def _abort(context: _Context, error: OutriderError | InvalidParam) -> None:

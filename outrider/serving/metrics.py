@@ -7,7 +7,7 @@ distributions are observed as they happen, in histograms of the registry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import prometheus_client
 from prometheus_client import (
@@ -30,6 +30,32 @@ SECONDS_BUCKETS = (
     *(1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0),
 )
 TOKENS_BUCKETS = tuple(float(2**n) for n in range(14))
+
+
+def counter(name: str, text: str, value: float) -> Metric:
+    """The counter `outrider_<name>_total` as a snapshot shows it."""
+    return CounterMetricFamily(f"outrider_{name}", text, value)
+
+
+def gauge(name: str, text: str, value: float) -> Metric:
+    """The gauge `outrider_<name>`."""
+    return GaugeMetricFamily(f"outrider_{name}", text, value)
+
+
+def counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    """One counter by the values of a label, which must be few and known beforehand."""
+    return _filled(CounterMetricFamily(f"outrider_{name}", text, labels=[label]), values)
+
+
+def gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
+    """One gauge by the values of a label, which must be few and known beforehand."""
+    return _filled(GaugeMetricFamily(f"outrider_{name}", text, labels=[label]), values)
+
+
+def _filled(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
+    for key, value in values.items():
+        family.add_metric([key], value)
+    return family
 
 
 class Snapshot(Collector):
@@ -61,6 +87,4 @@ def _common(service: str, tracing: Tracing) -> Iterable[Metric]:
     )
     build.add_metric([VERSION, service], 1)
     yield build
-    yield CounterMetricFamily(
-        "outrider_spans_dropped", "Spans that never reached a collector.", tracing.spans_dropped
-    )
+    yield counter("spans_dropped", "Spans that never reached a collector.", tracing.spans_dropped)

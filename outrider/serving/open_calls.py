@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+SHUTTING_DOWN = "the service is shutting down"
+"""Why a call was ended; the message of the CancelledError that its handler gets."""
 _ENDING_S = 1.0
 """What calls get to tell their clients that they were ended."""
 
@@ -55,7 +57,7 @@ class OpenCalls:
             # One that is writing looks for itself when it has written. If its client does not read,
             # that is never, and only the end of the connection tells it.
             if not call.writing:
-                call.task.cancel()
+                call.task.cancel(SHUTTING_DOWN)
         await self._wait(_ENDING_S)
         return len(left)
 
