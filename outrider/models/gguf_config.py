@@ -57,6 +57,10 @@ def write_configs(reader: GGUFReader, folder: Path, eos_token_ids: Sequence[int]
     hidden_size = int(shape("embedding_length"))
     num_heads = int(shape("attention.head_count"))
     head_dim = int(shape("attention.key_length", hidden_size // num_heads))
+    if (num_rotated := int(shape("rope.dimension_count", head_dim))) != head_dim:
+        raise FetchFailed(
+            f"rotating {num_rotated} of the {head_dim} values of a head is not supported"
+        )
     rope_theta = float(shape("rope.freq_base", 10000.0))
     names = {tensor.name for tensor in reader.tensors}
     special_ids = _special_ids(reader, eos_token_ids)

@@ -64,7 +64,7 @@ def is_complete(entry: Source) -> bool:
             and manifest["format_version"] == FORMAT_VERSION
             and all((folder / n).stat().st_size == size for n, size in manifest["files"].items())
         )
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # cut, or not ours
         return False
 
 

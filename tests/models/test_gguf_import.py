@@ -195,6 +195,7 @@ def test_llama3_frequencies_are_recognised(tmp_path: Path) -> None:
     [
         ({"llama.expert_count": 8}, "mixture of experts"),
         ({"llama.attention.sliding_window": 64}, "sliding window of 64"),
+        ({"llama.rope.dimension_count": 8}, "8 of the 16 values of a head"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

@@ -87,12 +87,21 @@ def test_two_at_once_build_once(cache: Path) -> None:
     assert sorted(said) == ["", "", "built\n"]
 
 
-def test_a_damaged_folder_is_made_again(cache: Path) -> None:
-    """A file that was cut short after the build makes the folder incomplete and replaceable."""
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("config.json", ""),
+        (store.MANIFEST, ""),
+        (store.MANIFEST, "[]"),
+        (store.MANIFEST, '{"files": {}}'),
+    ],
+)
+def test_a_damaged_folder_is_made_again(cache: Path, file: str, text: str) -> None:
+    """A file or manifest that was cut or written over makes the folder one that is built anew."""
     with store.building(ENTRY) as folder:
         assert folder is not None
         fill(folder)
-    (store.model_dir(ENTRY.name) / "config.json").write_text("")
+    (store.model_dir(ENTRY.name) / file).write_text(text)
     assert not store.is_complete(ENTRY)
     with store.building(ENTRY) as folder:
         assert folder is not None
