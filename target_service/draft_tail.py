@@ -44,7 +44,7 @@ class Unused(Enum):
     TRIMMED = "trimmed"
     """The target's own next token made it known before it was verified."""
     WINDOW = "window"
-    """It lies beyond the window that was granted."""
+    """It lies further ahead than the largest window, or came in a flood."""
     MALFORMED = "malformed"
     """The proposal broke the protocol. In rejection mode also a draft without a distribution, or
     without a chance in its own, and what comes behind it."""
@@ -117,7 +117,7 @@ class DraftTail:
         self.needs_resync = False
         """Tokens are missing: `restart`, and the drafter needs the prefix again."""
         self._valid_from = 0
-        self._nothing_behind = -1
+        self._nothing_behind = self._nothing_usable_behind = -1
         self._in_round = False
         self._num_verifying = 0
         self._num_orphaned = 0  # being verified, of an epoch that is over
@@ -138,6 +138,11 @@ class DraftTail:
     def exhausted(self) -> bool:
         """The drafter has said that it has nothing to add behind the tail."""
         return self._nothing_behind == self.end
+
+    @property
+    def settled(self) -> bool:
+        """The same, or what it said there cannot be used: whoever waits, waits in vain."""
+        return self.exhausted or self._nothing_usable_behind == self.end
 
     def add(self, proposal: ProposedTokens) -> None:
         """Align a proposal, at once or when the round that is being verified is over."""
@@ -186,7 +191,7 @@ class DraftTail:
         self.epoch += 1
         self.needs_resync = False
         self._valid_from = 0
-        self._nothing_behind = -1
+        self._nothing_behind = self._nothing_usable_behind = -1
 
     def discard(self, reason: Unused, keep: int = 0) -> None:
         """Drop the tail behind its first `keep` tokens, and behind those that are verified now."""
@@ -207,9 +212,12 @@ class DraftTail:
 
     def _align(self, proposal: ProposedTokens) -> None:
         tokens = proposal.tokens
+        probs = self._usable_probs(proposal)
         if proposal.epoch != self.epoch:
             self._refuse(Arrival.STALE, Unused.STALE, tokens)
-        elif self._is_malformed(proposal):
+        elif self._is_malformed(proposal) or (self._with_probs and tokens and not probs):
+            # Before a gap is looked for: the prefix once more would bring the same once more.
+            self._nothing_usable_behind = self.end
             self._refuse(Arrival.MALFORMED, Unused.MALFORMED, tokens)
         elif proposal.seen_len < self._valid_from:
             self._refuse(Arrival.STALE, Unused.STALE, tokens)
@@ -217,20 +225,18 @@ class DraftTail:
             self.needs_resync = True
             self._refuse(Arrival.GAP, Unused.GAP, tokens)
         else:
-            self._use(proposal)
+            self._use(proposal, probs)
 
-    def _use(self, proposal: ProposedTokens) -> None:
-        probs = self._usable_probs(proposal)
+    def _use(self, proposal: ProposedTokens, probs: list[SparseProbs]) -> None:
         tokens = proposal.tokens[: len(probs)] if self._with_probs else proposal.tokens
-        if proposal.tokens and not tokens:
-            self._refuse(Arrival.MALFORMED, Unused.MALFORMED, proposal.tokens)
-            return
         self._totals.arrivals[Arrival.USED] += 1
         self._count(Unused.MALFORMED, len(proposal.tokens) - len(tokens))
         known = self._num_confirmed(proposal.start, tokens)
         if known is not None:
             position = max(proposal.start, len(self._confirmed))
             self._merge(position, tokens[known:], probs[known:])
+        if len(tokens) < len(proposal.tokens):
+            self._nothing_usable_behind = self.end
         if not tokens and proposal.seen_len == len(self._confirmed):
             self._nothing_behind = proposal.start
 
