@@ -90,10 +90,14 @@ class Door:
         return params
 
     def admit(
-        self, message: target_pb2.TokenRequest, params: GenerationParams, output: Output
+        self,
+        message: target_pb2.TokenRequest,
+        params: GenerationParams,
+        output: Output,
+        traceparent: str = "",
     ) -> list[Request]:
         """The request's choices, which can be run as they are."""
-        choices = [self._choice(message, params, output)]
+        choices = [self._choice(message, params, output, traceparent)]
         for index in range(1, params.answer.n):
             seed = child_seed(params.sampling.seed, index)
             own = replace(
@@ -101,7 +105,7 @@ class Door:
                 sampling=replace(params.sampling, seed=seed),
                 answer=replace(params.answer, prompt_logprobs=None),
             )
-            choices.append(self._choice(message, own, output, index, after=choices[0]))
+            choices.append(self._choice(message, own, output, traceparent, index, after=choices[0]))
         return choices
 
     def _choice(
@@ -109,6 +113,7 @@ class Door:
         message: target_pb2.TokenRequest,
         params: GenerationParams,
         output: Output,
+        traceparent: str,
         index: int = 0,
         after: Request | None = None,
     ) -> Request:
@@ -151,10 +156,10 @@ class Door:
             ),
         )
         if window.wants_drafts:
-            request.drafts = self._drafted(request, message.cache_salt)
+            request.drafts = self._drafted(request, message.cache_salt, traceparent)
         return request
 
-    def _drafted(self, request: Request, partition: bytes) -> DraftedSequence:
+    def _drafted(self, request: Request, partition: bytes, traceparent: str) -> DraftedSequence:
         token_ids = request.sequence.token_ids
         verification = request.params.speculation.verification
         tail = DraftTail(
@@ -172,6 +177,7 @@ class Door:
             verification=verification,
             min_tokens=request.params.stopping.min_tokens,
             stop_token_ids=tuple(sorted(request.stop_ids)),
+            traceparent=traceparent,
         )
         return DraftedSequence(token_ids, tail, facts)
 

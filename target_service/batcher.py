@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -18,16 +18,11 @@ from outrider.engine.batch import Batch
 from outrider.engine.sequence import Sequence
 from outrider.serving.device import DeviceStuck, DeviceThread
 from outrider.serving.errors import EngineFailed, Overloaded, Unavailable
+from target_service.counts import SpeculationCounts, Totals
 from target_service.draft_gate import DraftGate
 from target_service.draft_hub import DraftHub
-from target_service.request import (
-    Piece,
-    PromptToken,
-    Reason,
-    Request,
-    SpeculationCounts,
-    Token,
-)
+from target_service.observer import Observer
+from target_service.request import Piece, PromptToken, Reason, Request, Token
 from target_service.scheduler import Plan, Planned, Scheduler
 from target_service.verifier import Failure, Outcome
 from target_service.window import StepCost
@@ -37,21 +32,6 @@ log = structlog.get_logger(__name__)
 _RETRY_AFTER_S = 1.0
 _MAX_FAILED_STEPS = 3
 """Steps that failed for every request in a row, after which the engine counts as dead."""
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts since the start. started = finished + failed + cancelled + running + waiting."""
-
-    started: int = 0
-    finished: int = 0
-    failed: int = 0
-    cancelled: int = 0
-    refused: int = 0
-    steps: int = 0
-    generated_tokens: int = 0
-    prefilled_tokens: int = 0
-    last_step_s: float = 0.0
 
 
 class Batcher:
@@ -68,6 +48,7 @@ class Batcher:
         wake: asyncio.Event,
         arrived: asyncio.Event,
         on_dead: Callable[[], None],
+        observer: Observer | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.totals = Totals()
@@ -79,6 +60,7 @@ class Batcher:
         self._wake = wake
         self._gate = DraftGate(hub, arrived)
         self._on_dead = on_dead
+        self._observer = observer or Observer()
         self._num_failed_steps = 0
         self.draining = False
         self._stopping = False
@@ -127,19 +109,16 @@ class Batcher:
         """A stream has room again, or something else has changed that a step depends on."""
         self._wake.set()
 
-    def cancel(self, request: Request) -> None:
-        """The client has left: free everything now. Does nothing after the end."""
-        if not request.ended:
-            self.totals.cancelled += 1
-            self._end(request)
+    def cancel(self, *requests: Request, failed: bool = False) -> None:
+        """Nobody reads these any more: free everything now. Those that have ended stay as they are.
 
-    def stall(self, *requests: Request) -> bool:
-        """The client does not read: end these as failed. False if all of them had ended before."""
-        open_requests = [request for request in requests if not request.ended]
-        for request in open_requests:
-            self.totals.failed += 1
-            self._end(request)
-        return bool(open_requests)
+        `failed`: that is no wish of the client's.
+        """
+        for request in requests:
+            if not request.ended:
+                self.totals.failed += failed
+                self.totals.cancelled += not failed
+                self._end(request)
 
     async def _loop(self) -> None:
         while True:
@@ -147,6 +126,7 @@ class Batcher:
                 self._wake.clear()
                 await self._wake.wait()
             scheduler, gate = self.scheduler, self._gate
+            waited_before = gate.waited_s
             await gate.wait(scheduler.running, scheduler.waiting)
             plan = scheduler.plan(gate.drafts_of, gate.sits_out)
             if not plan.shares and gate.anybody_sits_out:
@@ -158,6 +138,7 @@ class Batcher:
                 self._wake.clear()
                 await self._wake.wait()
                 continue
+            self._observer.waited(gate.waited_s - waited_before)
             await self._step(plan)
 
     async def _step(self, plan: Plan) -> None:
@@ -169,9 +150,9 @@ class Batcher:
                 # A copy: the tail may lose its drafter while the step still runs.
                 probs = tuple(tail.probs[: len(share.drafts)])
                 plan.shares[i] = replace(share, draft_probs=probs)
-        started = time.monotonic()
+        self._observer.begins(plan)
         try:
-            verdicts = await self._device.run(partial(self._run_step, plan))
+            verdicts = await self._run(plan)
         except DeviceStuck:
             raise  # nothing will ever run there again
         except Exception as error:
@@ -179,7 +160,8 @@ class Batcher:
             await self._step_one_by_one(plan, error)
             return
         self._num_failed_steps = 0
-        self._note_step(plan, time.monotonic() - started)
+        if all(item.num_logits == len(item.token_ids) for item in plan.batch.items):
+            self._cost.observe(plan.batch.num_tokens, self.totals.last_step_s)
         for share, item, verdict in zip(plan.shares, plan.batch.items, verdicts, strict=True):
             self._commit(share, item.end, verdict)
 
@@ -194,7 +176,7 @@ class Batcher:
             try:
                 if len(plan.shares) == 1:
                     raise error
-                verdict = (await self._device.run(partial(self._run_step, alone)))[0]
+                verdict = (await self._run(alone))[0]
             except DeviceStuck:
                 raise
             except Exception as reason:
@@ -206,11 +188,13 @@ class Batcher:
         if self._num_failed_steps >= _MAX_FAILED_STEPS:
             raise EngineFailed(f"{self._num_failed_steps} steps failed in a row: {error}")
 
-    def _note_step(self, plan: Plan, seconds: float) -> None:
-        self.totals.steps += 1
-        self.totals.last_step_s = seconds
-        if all(item.num_logits == len(item.token_ids) for item in plan.batch.items):
-            self._cost.observe(plan.batch.num_tokens, seconds)
+    async def _run(self, plan: Plan) -> list[Outcome]:
+        started = time.monotonic()
+        try:
+            return await self._device.run(partial(self._run_step, plan))
+        finally:
+            self.totals.add_step(time.monotonic() - started)
+            self._observer.ran(plan, self.totals.last_step_s)
 
     def _commit(self, share: Planned, end: int, verdict: Outcome) -> None:
         request = share.request
@@ -236,6 +220,7 @@ class Batcher:
         accepted = min(verdict.num_accepted, len(tokens))
         # Drafts behind the stop were computed, but nobody asked for them.
         drafted = min(len(share.drafts), len(tokens)) if reason else len(share.drafts)
+        self._observer.round(share, accepted)
         sequence.token_ids.extend(tokens)
         self.scheduler.commit(request, sequence.num_tokens - 1)
         for counts in (request.counts, self.speculation):
@@ -249,6 +234,7 @@ class Batcher:
         ]
         if reason is not None:
             self.totals.finished += 1
+            request.reason = reason
             self._end(request)
         # After the end, so that the last piece counts the drafts that it left unused.
         self._deliver(request, made, reason, verdict.prompt)
@@ -275,7 +261,7 @@ class Batcher:
             request.output.fail(error)
 
     def _end(self, request: Request) -> None:
-        request.ended = True
+        request.ended, request.ended_s = True, time.monotonic()
         self.scheduler.remove(request)
         if request.drafts is not None:
             request.drafts.tail.finish()

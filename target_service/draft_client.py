@@ -22,16 +22,14 @@ from outrider.serving.channel import open_channel
 from outrider.serving.errors import Incompatible
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2
 from target_service.draft_link import SequenceFacts, SequenceLink
+from target_service.draft_silence import Silence
 from target_service.draft_stream import LISTEN_S, explain, hides_status, pump, shake_hands
 from target_service.draft_tail import DraftTail, DraftTotals, ProposedTokens, Unused
 from target_service.draft_wire import next_frame, sparse_probs_from_proto
+from target_service.observer import Observer
 
 log = structlog.get_logger(__name__)
 
-_SILENCE_S = 1.0
-"""Asked for tokens this long ago and heard nothing: steps no longer wait for this drafter."""
-_FORGIVEN_AFTER_S = 3.0
-"""After a wait in vain, with no sequence left that asks: then it may have the next one."""
 _BACKOFF_S = (0.25, 4.0)
 _REFUSED_BACKOFF_S = 8.0
 """Pause after an answer that trying again cannot change, unless the drafter is replaced."""
@@ -55,6 +53,7 @@ class DraftClient:
         on_lost: Callable[[list[int]], None],
         on_refused: Callable[[int], None],
         totals: DraftTotals,
+        observer: Observer | None = None,
     ) -> None:
         self.address = address
         self.state = "connecting"
@@ -68,12 +67,11 @@ class DraftClient:
         self._on_arrival, self._on_ready, self._on_lost = on_arrival, on_ready, on_lost
         self._on_refused = on_refused
         self._totals = totals
+        self._observer = observer or Observer()
         self._links: dict[int, SequenceLink] = {}
         self._dirty: OrderedDict[int, SequenceLink] = OrderedDict()
         self._wake_writer = asyncio.Event()
-        self._asked: dict[int, float] = {}  # sequence id: since when, the oldest first
-        self._waited_in_vain = False
-        self._silent_since: float | None = None  # a step waited, nothing has come
+        self._silence = Silence()
         self._next_id = 0
         self._was_ready = False
         self._logged_reason = ""
@@ -88,14 +86,7 @@ class DraftClient:
     @property
     def responsive(self) -> bool:
         """Ready, and not silent for long while it was asked for something."""
-        now = time.monotonic()
-        # Sequences that have given up on it no longer ask, which makes it no less silent.
-        # With nothing asked of it any more it cannot speak up, so it gets another chance in time.
-        vain = self._silent_since
-        if vain is None or (not self._asked and now - vain > _FORGIVEN_AFTER_S):
-            vain = now
-        since = min(vain, next(iter(self._asked.values()), now))
-        return self.ready and now - since <= _SILENCE_S
+        return self.ready and not self._silence.lasts
 
     @property
     def num_sequences(self) -> int:
@@ -133,7 +124,7 @@ class DraftClient:
     def close(self, sequence_id: int) -> None:
         """The sequence has ended; the drafter forgets it."""
         link = self._links.pop(sequence_id, None)
-        self._asked.pop(sequence_id, None)
+        self._silence.released(sequence_id)
         if link is not None:
             link.finished = True
             if link.needs_update:
@@ -146,15 +137,11 @@ class DraftClient:
         """Drafts of this sequence that a step may hope for; this drafter's own limit counts."""
         link = self._links[sequence_id]
         hopeless = link.refused or link.held_back or not self.responsive
-        vain = self._waited_in_vain and bool(self._asked)
-        return 0 if hopeless or vain else link.window
+        return 0 if hopeless or self._silence.makes_waiting_vain else link.window
 
     def note_vain_wait(self) -> None:
-        """A step waited to its deadline. If nothing at all came since the drafter was asked, no
-        further step waits until something does: a drafter that is gone costs one wait."""
-        self._waited_in_vain = bool(self._asked)
-        if self._asked and self._silent_since is None:
-            self._silent_since = time.monotonic()
+        """A step waited to its deadline: see `Silence`."""
+        self._silence.note_vain_wait()
 
     async def _keep_connected(self) -> None:
         low, high = _BACKOFF_S
@@ -233,14 +220,15 @@ class DraftClient:
         frame = next_frame(self._dirty, now, self.peer.limits.max_frame_bytes)
         for update in frame.updates:
             if update.window:
-                self._asked.setdefault(update.sequence_id, now)
+                self._silence.asked(update.sequence_id, now)
             else:
-                self._asked.pop(update.sequence_id, None)  # it owes no answer any more
+                self._silence.released(update.sequence_id)
+            if not update.finished:
+                self._observer.window(update.window)
         return frame
 
     def _take_in(self, response: draft_pb2.SpeculateResponse) -> None:
-        self._asked.clear()
-        self._silent_since, self._waited_in_vain = None, False
+        self._silence.heard()
         if response.HasField("load"):
             self.load = response.load
         if response.HasField("hello"):
@@ -311,6 +299,7 @@ class DraftClient:
         sent = link.take_sent_at(proposal.update_seq)
         if sent is not None:
             trip = max(0.0, time.monotonic() - sent - proposal.held_us / 1e6)
+            self._observer.round_trip(trip)
             old = self.round_trip_s
             self.round_trip_s = trip if old == 0 else 0.9 * old + 0.1 * trip
 
@@ -320,9 +309,7 @@ class DraftClient:
             link.tail.restart(Unused.LOST)
         self._links.clear()
         self._dirty.clear()
-        self._asked.clear()
-        self._waited_in_vain = False
-        self._silent_since = None
+        self._silence = Silence()
         if self.state == "ready":
             self.state = "backoff"
         if lost:

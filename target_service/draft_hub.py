@@ -11,6 +11,7 @@ from protos.outrider.v1 import draft_pb2
 from target_service.draft_client import DraftClient
 from target_service.draft_link import DraftedSequence
 from target_service.draft_tail import DraftTotals, Unused
+from target_service.observer import Observer
 
 
 class DraftHub:
@@ -24,18 +25,21 @@ class DraftHub:
         *,
         resolve: Resolve = resolve,
         totals: DraftTotals | None = None,
+        observer: Observer | None = None,
     ) -> None:
         self._addresses = addresses
         self._hello = hello
         self._on_arrival = on_arrival
         self._resolve = resolve
         self._totals = DraftTotals() if totals is None else totals
+        self._observer = observer or Observer()
         self._homes: dict[tuple[DraftClient, int], DraftedSequence] = {}
         self._homeless: dict[DraftedSequence, None] = {}
         self._num_opened = 0
         self._last_opened: dict[DraftClient, int] = {}
         self._discovery: asyncio.Task[None] | None = None
         self._old_frames: Counter[str] = Counter()  # of drafters that are gone
+        self._old_attempts = 0
         self.clients: list[DraftClient] = []
         if not needs_refresh(addresses):
             self.clients = [self._make_client(address) for address in addresses]
@@ -58,6 +62,11 @@ class DraftHub:
     def frames(self) -> Counter[str]:
         """Frames of all drafters, by what became of them."""
         return sum((client.frames for client in self.clients), self._old_frames.copy())
+
+    @property
+    def connect_attempts(self) -> int:
+        """Attempts to connect to any drafter."""
+        return self._old_attempts + sum(client.connect_attempts for client in self.clients)
 
     def open(self, sequence: DraftedSequence) -> None:
         """Find a drafter for the sequence, now or as soon as there is one."""
@@ -116,6 +125,7 @@ class DraftHub:
                     self.clients.remove(client)
                     self._last_opened.pop(client, None)
                     self._old_frames += client.frames
+                    self._old_attempts += client.connect_attempts
                     await client.stop()
             await asyncio.sleep(REFRESH_S)
 
@@ -128,6 +138,7 @@ class DraftHub:
             on_lost=lambda ids: self._move(client, ids),
             on_refused=lambda sequence_id: self._try_another(client, sequence_id),
             totals=self._totals,
+            observer=self._observer,
         )
         return client
 

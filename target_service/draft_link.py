@@ -32,6 +32,8 @@ class SequenceFacts:
     verification: VerificationMode
     min_tokens: int
     stop_token_ids: tuple[int, ...]
+    traceparent: str = ""
+    """The trace that the request belongs to; empty if it has none."""
 
 
 @dataclass(eq=False, slots=True)

@@ -68,6 +68,7 @@ def _update_to_proto(update: Update) -> draft_pb2.SequenceUpdate:
                 verification=verification_to_proto(facts.verification),
                 min_tokens=facts.min_tokens,
                 stop_token_ids=facts.stop_token_ids,
+                traceparent=facts.traceparent,
             )
         )
     return message

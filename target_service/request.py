@@ -13,10 +13,12 @@ from typing import TYPE_CHECKING, Protocol
 from outrider.engine.prefix import BlockChain
 from outrider.engine.sequence import Sequence
 from outrider.params import GenerationParams
+from target_service.counts import SpeculationCounts, SpeculationSnapshot
 from target_service.window import SequenceWindow
 
 if TYPE_CHECKING:
     from target_service.draft_link import DraftedSequence
+    from target_service.record import ChoiceTrace
 
 _arrivals = itertools.count()
 
@@ -54,42 +56,6 @@ class PromptToken:
     id: int
     logprobs: Logprobs | None
     """None for the first, before which there is nothing."""
-
-
-@dataclass(slots=True)
-class SpeculationCounts:
-    """What drafts did; a request has one and the service another."""
-
-    rounds: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    accepted_per_position: list[int] = field(default_factory=list)
-    plain_steps: int = 0
-
-    def add_round(self, drafted: int, accepted: int) -> None:
-        """Count one verification; without drafts it is a plain step."""
-        if drafted == 0:
-            self.plain_steps += 1
-            return
-        self.rounds += 1
-        self.drafted += drafted
-        self.accepted += accepted
-        missing = drafted - len(self.accepted_per_position)
-        self.accepted_per_position.extend([0] * max(0, missing))
-        for position in range(accepted):
-            self.accepted_per_position[position] += 1
-
-
-@dataclass(frozen=True, slots=True)
-class SpeculationSnapshot:
-    """What drafts had done for one request when a round was over."""
-
-    rounds: int
-    drafted: int
-    accepted: int
-    accepted_per_position: tuple[int, ...]
-    plain_steps: int
-    unused: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +114,19 @@ class Request:
     num_scored: int = 0
     """Prompt tokens whose log-probabilities were delivered."""
     submitted_s: float = 0.0
-    """When it joined the waiting line."""
+    """When it joined the waiting line; monotonic, as the next ones."""
+    scheduled_s: float | None = None
+    """When its first step began."""
+    first_token_s: float | None = None
+    """When its first token was made here."""
+    ended_s: float | None = None
     ended: bool = False
+    reason: Reason | None = None
+    """Set when it ended by itself."""
+    num_preemptions: int = 0
+    """Times that it gave its blocks back to go on later."""
+    trace: ChoiceTrace | None = None
+    """Set when the request has spans."""
 
     @property
     def num_generated(self) -> int:

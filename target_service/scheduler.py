@@ -243,6 +243,7 @@ class Scheduler:
         self.running.remove(request)
         self._free(request)
         self.waiting.append(request)
+        request.num_preemptions += 1
         self.num_preemptions += 1
 
     def _free(self, request: Request) -> None:

@@ -35,6 +35,8 @@ from target_service.batcher import Batcher
 from target_service.draft_hub import DraftHub
 from target_service.draft_tail import DraftTotals
 from target_service.message_sizes import check_message_limit
+from target_service.metrics import TargetMetrics
+from target_service.observer import Observer
 from target_service.scheduler import Scheduler
 from target_service.servicer import TargetServicer
 from target_service.status import Identity, StatusReporter
@@ -56,6 +58,8 @@ class TargetService:
         self._settings = settings
         self._tracing = tracing or Tracing.disabled()
         self.registry = make_registry("target", self._tracing)
+        self._observer = Observer(self.registry, self._tracing)
+        self._metrics = TargetMetrics(self.registry, self._observer, settings.max_draft_tokens)
         self._device = DeviceThread("target-device")
         self._hub: DraftHub | None = None
         self.batcher: Batcher | None = None
@@ -84,7 +88,13 @@ class TargetService:
         cost, drafts = StepCost(), DraftTotals()
         wake, arrived = asyncio.Event(), asyncio.Event()
         hello = self._hello(identity, model.vocab_size, limits)
-        self._hub = DraftHub(split_addresses(settings.drafters), hello, arrived.set, totals=drafts)
+        self._hub = DraftHub(
+            split_addresses(settings.drafters),
+            hello,
+            arrived.set,
+            totals=drafts,
+            observer=self._observer,
+        )
         self.batcher = Batcher(
             Scheduler(
                 BlockPool(num_blocks, BLOCK_SIZE),
@@ -100,13 +110,17 @@ class TargetService:
             wake=wake,
             arrived=arrived,
             on_dead=lambda: set_healthy(False, alive=False),
+            observer=self._observer,
         )
+        self._metrics.attach(self.batcher, self._hub, drafts)
         self._servicer = TargetServicer(
             Door(model, limits, cost, drafts),
             self.batcher,
             StatusReporter(
                 identity, model, limits, self.batcher, self._hub, drafts, settings.max_waiting
             ),
+            self._observer,
+            model=identity.model_name,
             stream_tokens=settings.stream_tokens,
             stall_s=settings.stall_s,
         )

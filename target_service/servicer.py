@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import time
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import structlog
-
-from outrider.serving.errors import OutriderError
+from outrider.serving.unread import UnreadStreams
 from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 from target_service.admission import Door
 from target_service.batcher import Batcher
+from target_service.counts import SpeculationSnapshot
+from target_service.observer import Observer
+from target_service.record import Outcome, RequestRecord
 from target_service.request import (
     Logprobs,
     Piece,
     PromptToken,
     Reason,
     Request,
-    SpeculationSnapshot,
     Token,
 )
 from target_service.status import StatusReporter
 from target_service.stream import TokenStream
-
-log = structlog.get_logger(__name__)
 
 _REASONS = {
     Reason.STOP: sampling_pb2.FINISH_REASON_STOP,
@@ -40,60 +38,56 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         door: Door,
         batcher: Batcher,
         status: StatusReporter,
+        observer: Observer,
         *,
+        model: str,
         stream_tokens: int,
         stall_s: float,
     ) -> None:
         self._door = door
         self._batcher = batcher
         self._status = status
+        self._observer = observer
+        self._model = model
         self._stream_tokens = stream_tokens
-        self._stall_s = stall_s
+        self._unread = UnreadStreams(stall_s)
 
     async def Generate(
         self, request: target_pb2.TokenRequest, context: Any
     ) -> AsyncIterator[target_pb2.TokenChunk]:
         """Stream the tokens of one request; whatever ends the call ends the request."""
-        params = self._door.check(request)
-        stream = TokenStream(
-            self._stream_tokens,
-            self._stall_s,
-            on_drained=self._batcher.nudge,
-            on_stall=lambda: self._batcher.stall(*choices),
-        )
-        choices = self._door.admit(request, params, stream)
-        delivery = _Delivery(choices)
-        started = time.monotonic()
-        self._batcher.submit(*choices)
+        record = RequestRecord(self._observer, self._model, request, context)
+        choices: list[Request] = []
+
+        def end(error: BaseException | None) -> None:
+            """Whoever says first how it ended is believed; the others change nothing."""
+            record.end(error)
+            self._batcher.cancel(*choices, failed=record.outcome is Outcome.FAILED)
+
         # The handler of a cancelled call may be suspended in a yield; this is told in any case.
-        context.add_done_callback(lambda _: self._cancel(choices))
-        outcome = "cancelled"
+        context.add_done_callback(lambda _: end(asyncio.CancelledError()))
         try:
+            params = self._door.check(request)
+            stream = TokenStream(self._stream_tokens, on_drained=self._batcher.nudge)
+            admitted = self._door.admit(request, params, stream, record.traceparent)
+            self._batcher.submit(*admitted)
+            choices += admitted
+            record.admitted(choices)
+            delivery = _Delivery(choices)
             while delivery.num_open:
-                piece = await stream.get()
-                yield delivery.chunk(piece)
-                if piece.reason is not None and not delivery.num_open:
-                    outcome = piece.reason.value
-        except OutriderError as error:
-            outcome = error.code.name.lower()
+                chunk = delivery.chunk(await stream.get())
+                with self._unread.writing(context, end):
+                    yield chunk
+        except BaseException as error:
+            end(error)
             raise
-        except Exception:
-            outcome = "internal"
-            raise
-        finally:
-            self._cancel(choices)
-            stream.close()
-            _log_request(choices, outcome, time.monotonic() - started)
+        end(None)
 
     async def GetStatus(
         self, request: target_pb2.TargetGetStatusRequest, context: Any
     ) -> target_pb2.TargetGetStatusResponse:
         """What the target is and does."""
         return self._status.report()
-
-    def _cancel(self, choices: list[Request]) -> None:
-        for choice in choices:
-            self._batcher.cancel(choice)
 
 
 class _Delivery:
@@ -167,18 +161,3 @@ def _prompt_token_to_proto(token: PromptToken) -> sampling_pb2.PromptToken:
 
 def _top_to_proto(logprobs: Logprobs) -> list[sampling_pb2.TopLogprob]:
     return [sampling_pb2.TopLogprob(id=i, logprob=value) for i, value in logprobs.top]
-
-
-def _log_request(choices: list[Request], outcome: str, seconds: float) -> None:
-    log.info(
-        "request",
-        request_id=choices[0].request_id,
-        outcome=outcome,
-        choices=len(choices),
-        prompt_tokens=choices[0].sequence.prompt_len,
-        generated_tokens=sum(choice.num_generated for choice in choices),
-        rounds=sum(choice.counts.rounds for choice in choices),
-        drafted=sum(choice.counts.drafted for choice in choices),
-        accepted=sum(choice.counts.accepted for choice in choices),
-        seconds=round(seconds, 4),
-    )

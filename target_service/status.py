@@ -8,8 +8,10 @@ from outrider.engine.config import ModelConfig
 from protos.outrider.v1 import target_pb2
 from target_service.admission import Limits
 from target_service.batcher import Batcher
+from target_service.draft_client import DraftClient
 from target_service.draft_hub import DraftHub
 from target_service.draft_tail import DraftTotals
+from target_service.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,18 @@ class Identity:
     token_table_hash: bytes
     weights_fingerprint: str
     numerics_id: str
+
+
+def wasted_slots(scheduler: Scheduler) -> int:
+    """Slots in used blocks that hold no token."""
+    pool = scheduler.pool
+    held = sum(each.sequence.num_computed for each in scheduler.running)
+    return max(0, pool.num_used * pool.block_size - held)
+
+
+def drafter_state(client: DraftClient) -> str:
+    """What the connection says of itself, or "silent" when the drafter owes answers."""
+    return client.state if client.responsive or not client.ready else "silent"
 
 
 class StatusReporter:
@@ -92,21 +106,20 @@ class StatusReporter:
     def _pool(self) -> target_pb2.BlockPoolStatus:
         scheduler = self._batcher.scheduler
         pool = scheduler.pool
-        held = sum(each.sequence.num_computed for each in scheduler.running)
         return target_pb2.BlockPoolStatus(
             total=pool.num_blocks,
             free=pool.num_free,
             used=pool.num_used,
             block_size=pool.block_size,
             integrity_errors=scheduler.check_integrity(),
-            wasted_slots=max(0, pool.num_used * pool.block_size - held),
+            wasted_slots=wasted_slots(scheduler),
         )
 
     def _drafters(self) -> list[target_pb2.DrafterStatus]:
         return [
             target_pb2.DrafterStatus(
                 address=client.address,
-                state=client.state if client.responsive or not client.ready else "silent",
+                state=drafter_state(client),
                 reason=client.reason,
                 instance_id=client.peer.instance_id,
                 sequences=client.num_sequences,

@@ -10,6 +10,7 @@ import grpc
 
 from outrider.serving.server import listening
 from outrider.serving.settings import TargetSettings
+from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 from target_service.service import TargetService
 
@@ -19,9 +20,13 @@ HOST = "127.0.0.1"
 class Target:
     """A running target and a stub to it."""
 
-    def __init__(self, service: TargetService, channel: grpc.aio.Channel, address: str) -> None:
+    def __init__(
+        self, service: TargetService, channel: grpc.aio.Channel, address: str, admin_port: int
+    ) -> None:
         self.service = service
         self.address = address
+        self.admin_port = admin_port
+        """0 without one."""
         self.stub = target_pb2_grpc.TargetStub(channel)
 
     async def status(self) -> target_pb2.TargetGetStatusResponse:
@@ -81,17 +86,26 @@ class Answer:
 
 @contextlib.asynccontextmanager
 async def running_target(
-    model: Path, drafters: str = "", **settings: object
+    model: Path,
+    drafters: str = "",
+    *,
+    tracing: Tracing | None = None,
+    admin: bool = False,
+    **settings: object,
 ) -> AsyncIterator[Target]:
-    """A target on a free port; at the end its pool must be whole and at its baseline."""
+    """A target on a free port; at the end its pool must be whole and at its baseline.
+
+    admin: serve metrics over HTTP too.
+    """
     chosen = {"threads": 1, "kv_tokens": 4096} | settings
     service = TargetService(
-        TargetSettings(port=0, model=str(model), drafters=drafters, **chosen)  # type: ignore[arg-type]
+        TargetSettings(port=0, model=str(model), drafters=drafters, **chosen),  # type: ignore[arg-type]
+        tracing,
     )
-    async with listening(service, HOST, 0) as server:
+    async with listening(service, HOST, 0, (HOST, 0) if admin else None) as server:
         address = f"{HOST}:{server.port}"
         async with grpc.aio.insecure_channel(address) as channel:
-            yield Target(service, channel, address)
+            yield Target(service, channel, address, server.admin_port)
             assert service.batcher is not None
             assert service.batcher.scheduler.check_integrity() == []
             if not service.batcher.scheduler.running:

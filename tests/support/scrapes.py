@@ -1,105 +1,116 @@
-"""One scrape of a service's `/metrics`, and what must add up in every one of them."""
+"""Scrapes: a service's metrics over HTTP, or out of its registry, as plain numbers."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterator
+import urllib.request
+from collections.abc import Mapping
 
-from prometheus_client.core import Metric
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-
-from tests.support.prometheus import read_page
-
-MAX_BYTES = 200_000
 
 
 class Scrape:
-    """Samples by name and labels."""
+    """All samples of one moment."""
 
     def __init__(self, text: str) -> None:
-        self.text = text
-        self.families: list[Metric] = list(text_string_to_metric_families(text))
-        self.samples = {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in self.families
-            for sample in family.samples
+        self.size = len(text)
+        self.samples: dict[tuple[str, frozenset[tuple[str, str]]], float] = {}
+        self.counters: set[tuple[str, frozenset[tuple[str, str]]]] = set()
+        """Those that may never fall."""
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                key = sample.name, frozenset(sample.labels.items())
+                assert key not in self.samples, f"{key} is there twice"
+                self.samples[key] = sample.value
+                if family.type in ("counter", "histogram"):
+                    self.counters.add(key)
+
+    def __call__(self, name: str, **labels: str) -> float:
+        """The value of `outrider_<name>` with exactly these labels; KeyError if there is none."""
+        return self.samples[f"outrider_{name}", frozenset(labels.items())]
+
+    def by(self, name: str, label: str) -> dict[str, float]:
+        """The values of `outrider_<name>` by that label."""
+        return {
+            dict(labels)[label]: value
+            for (each, labels), value in self.samples.items()
+            if each == f"outrider_{name}"
         }
 
-    def sum(self, name: str, **labels: str) -> float:
-        """Over all series of that name that have these labels. KeyError if there is none."""
-        values = [
-            value
-            for (each, pairs), value in self.samples.items()
-            if each == name and labels.items() <= dict(pairs).items()
-        ]
-        if not values:
-            raise KeyError(f"no {name} with {labels}")
-        return sum(values)
+    def has(self, name: str) -> bool:
+        """There is such a series."""
+        return any(each == f"outrider_{name}" for each, _ in self.samples)
 
-    def counters(self) -> Iterator[tuple[tuple[str, tuple[tuple[str, str], ...]], float]]:
-        """What may never fall: counters, and the counts, sums and buckets of histograms."""
-        for family in self.families:
-            if family.type in ("counter", "histogram"):
-                for sample in family.samples:
-                    yield (sample.name, tuple(sorted(sample.labels.items()))), sample.value
+    def check_numbers(self, before: Scrape | None = None) -> None:
+        """All numbers are numbers, none is negative, and no counter has fallen since `before`."""
+        wrong = {
+            key: value
+            for key, value in self.samples.items()
+            if not math.isfinite(value) or value < 0
+        }
+        assert not wrong
+        if before is not None:
+            earlier: Mapping[object, float] = before.samples
+            fallen = {
+                key: (earlier[key], self.samples.get(key))
+                for key in before.counters
+                if self.samples.get(key, -1.0) < earlier[key]
+            }
+            assert not fallen
+
+
+def scrape_registry(registry: CollectorRegistry) -> Scrape:
+    """What a scrape would show now."""
+    return Scrape(generate_latest(registry).decode())
 
 
 async def scrape(port: int) -> Scrape:
-    """What the service at this port says now."""
-    url = f"http://127.0.0.1:{port}/metrics"
-    return Scrape(await asyncio.to_thread(read_page, url))
+    """What the service on this machine shows over HTTP."""
+
+    def get() -> str:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return answer.read().decode()
+
+    return Scrape(await asyncio.to_thread(get))
 
 
-def assert_sound(now: Scrape, before: Scrape | None = None) -> None:
-    """Small, nothing infinite or NaN, and no counter below what it was."""
-    assert len(now.text) < MAX_BYTES
-    assert all(math.isfinite(value) for value in now.samples.values())
-    later = dict(now.counters())
-    fallen = {
-        key: (value, later.get(key))
-        for key, value in (before.counters() if before else ())
-        if later.get(key, -1.0) < value
-    }
-    assert fallen == {}
+def check_target(now: Scrape, before: Scrape | None = None) -> None:
+    """What holds in every scrape of a target, whatever it is in the middle of."""
+    now.check_numbers(before)
+    ended = now.by("requests_total", "outcome")
+    assert set(ended) == {"finished", "failed", "cancelled"}
+    present = now("requests_running") + now("requests_waiting")
+    assert now("requests_started_total") == sum(ended.values()) + present
+    blocks = now.by("kv_blocks", "state")
+    assert blocks["free"] + blocks["used"] == now("kv_pool_blocks")
+    assert now("kv_wasted_slots") <= blocks["used"] * now("kv_block_slots")
 
-
-def assert_gateway_adds_up(now: Scrape) -> None:
-    """Every request and every token is in exactly one place."""
-    assert now.sum("outrider_requests_started_total") == (
-        now.sum("outrider_requests_total") + now.sum("outrider_requests_running")
-    )
-    tokens = {
-        kind: now.sum("outrider_tokens_total", kind=kind)
-        for kind in ("generated", "delivered", "withheld")
-    }
-    held = now.sum("outrider_tokens_held")
-    assert tokens["generated"] == tokens["delivered"] + tokens["withheld"] + held
-    assert now.sum("outrider_requests_finished_by_reason_total") == now.sum(
-        "outrider_requests_total", outcome="finished"
-    )
-
-
-def assert_target_adds_up(now: Scrape) -> None:
-    """Every request, block and draft token is in exactly one place."""
-    assert now.sum("outrider_requests_started_total") == (
-        now.sum("outrider_requests_total")
-        + now.sum("outrider_requests_running")
-        + now.sum("outrider_requests_waiting")
-    )
-    assert now.sum("outrider_kv_blocks") == now.sum("outrider_kv_pool_blocks")
-    accepted = now.sum("outrider_spec_decode_num_accepted_tokens_total")
-    drafted = now.sum("outrider_spec_decode_num_draft_tokens_total")
-    assert accepted == now.sum("outrider_spec_decode_num_accepted_tokens_per_pos_total")
+    rounds = now("spec_decode_num_drafts_total")
+    drafted = now("spec_decode_num_draft_tokens_total")
+    accepted = now("spec_decode_num_accepted_tokens_total")
+    by_position = now.by("spec_decode_num_accepted_tokens_per_pos_total", "position")
+    in_order = [by_position[str(i)] for i in range(len(by_position))]
     assert accepted <= drafted
-    # The rest waits in a tail.
-    assert drafted + now.sum("outrider_draft_unused_total") <= now.sum(
-        "outrider_draft_proposed_tokens_total"
-    )
+    assert rounds <= drafted
+    assert sum(in_order) == accepted
+    assert in_order == sorted(in_order, reverse=True)
+    assert in_order[0] <= rounds
+    open_drafts = now("draft_proposed_tokens_total") - drafted
+    open_drafts -= sum(now.by("draft_unused_total", "reason").values())
+    assert open_drafts >= 0
+    if not present:
+        assert open_drafts == blocks["used"] == 0
 
-
-def assert_draft_adds_up(now: Scrape) -> None:
-    """Every sequence is open or has ended in one way."""
-    assert now.sum("outrider_drafter_sequences_started_total") == (
-        now.sum("outrider_drafter_sequences_total") + now.sum("outrider_draft_sessions")
-    )
+    # Each round makes one token beside those that stood, unless it ended among these; so does the
+    # step that ends a prompt.
+    made_rounds = now("round_draft_tokens_count") + now("prefill_seconds_count")
+    assert now.by("tokens_total", "kind")["generated"] <= accepted + made_rounds
+    assert rounds <= now("round_draft_tokens_count")
+    assert drafted <= now("round_draft_tokens_sum")
+    assert now("prefill_seconds_count") <= now("queue_seconds_count")
+    assert now("queue_seconds_count") <= now("requests_started_total")
+    assert now("batch_tokens_count") == now("step_seconds_count") == now("batch_sequences_count")
+    assert abs(now("busy_seconds_total") - now("step_seconds_sum")) < 1e-6
+    assert now("telemetry_errors_total") == 0

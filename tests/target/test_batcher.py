@@ -9,7 +9,7 @@ import pytest
 
 from outrider.params import SpeculationMode
 from outrider.serving.errors import EngineFailed, Overloaded, Unavailable
-from target_service.request import Reason, Request
+from target_service.request import Reason
 from target_service.stream import TokenStream
 from target_service.window import FIXED_WAIT_S
 from tests.support.function_target import (
@@ -196,23 +196,17 @@ async def test_stopping_ends_every_request():
         assert isinstance(output_of(waiting).error, Unavailable)
 
 
-def make_stream(target: Target, max_tokens: int, stall_s: float, box: list[Request]) -> TokenStream:
-    """A stream as the servicer makes it; the request goes into `box`."""
-    return TokenStream(
-        max_tokens,
-        stall_s,
-        on_drained=target.batcher.nudge,
-        on_stall=lambda: target.batcher.stall(box[0]),
-    )
+def make_stream(target: Target, max_tokens: int) -> TokenStream:
+    """A stream as the servicer makes it."""
+    return TokenStream(max_tokens, on_drained=target.batcher.nudge)
 
 
 async def test_a_full_stream_pauses_its_request_and_reading_resumes_it():
     """A slow reader gets the whole text, and never more than the limit and one round waits."""
     async with running_target() as target:
-        box: list[Request] = []
-        stream = make_stream(target, 6, 10.0, box)
+        stream = make_stream(target, 6)
         prompt = next([n] for n in range(1, 97) if len(solo([n], 60)) == 60)
-        box.append(target.submit(prompt, 60, output=stream, mode=SpeculationMode.FIXED))
+        target.submit(prompt, 60, output=stream, mode=SpeculationMode.FIXED)
         quick = target.submit([3, 3], 40)
         ids: list[int] = []
         reason = None
@@ -225,30 +219,14 @@ async def test_a_full_stream_pauses_its_request_and_reading_resumes_it():
         assert ids == solo(prompt, 60)
         await target.settle()
         assert output_of(quick).ids == solo([3, 3], 40)
-        stream.close()
-
-
-async def test_a_stalled_reader_loses_its_request():
-    """It takes nothing for `stall_s` although the stream is full: its blocks go to others."""
-    async with running_target() as target:
-        box: list[Request] = []
-        stream = make_stream(target, 4, 0.05, box)
-        prompt = next([n] for n in range(1, 97) if len(solo([n], 60)) == 60)
-        box.append(target.submit(prompt, 60, output=stream))
-        await target.settle()
-        assert target.pool.num_used == 0
-        assert target.batcher.totals.failed == 1
-        with pytest.raises(Unavailable, match="not read"):
-            await asyncio.wait_for(stream.get(), WAIT_S)
 
 
 async def test_an_error_comes_behind_the_tokens_before_it():
     """What was made is delivered first, then the reason for the end."""
     async with running_target() as target:
-        box: list[Request] = []
-        stream = make_stream(target, 100, 10.0, box)
+        stream = make_stream(target, 100)
         target.model.fails = lambda request: request.num_generated >= 3
-        box.append(target.submit([3, 3], 40, output=stream))
+        target.submit([3, 3], 40, output=stream)
         await target.settle()
         ids: list[int] = []
         with pytest.raises(EngineFailed):

@@ -14,7 +14,7 @@ import pytest
 
 from outrider.serving.channel import server_options
 from protos.outrider.v1 import draft_pb2
-from target_service import draft_client
+from target_service import draft_silence
 from target_service.draft_client import DraftClient
 from target_service.draft_tail import DraftTotals, Unused
 from tests.support.draft_scripts import JUNK, Empty, Going, Junk, Late, Mute
@@ -354,7 +354,7 @@ async def test_tokens_for_an_ended_sequence_are_in_the_books():
 
 async def test_a_drafter_that_stalled_gets_another_chance(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its sequences are gone and nobody asks it any more, so it could not show that it is back."""
-    monkeypatch.setattr(draft_client, "_FORGIVEN_AFTER_S", 1.5)
+    monkeypatch.setattr(draft_silence, "_FORGIVEN_AFTER_S", 1.5)
     async with ScriptedDrafter(Mute()) as drafter, hub_to(drafter.address) as world:
         client = await world.ready()
         world.open()
