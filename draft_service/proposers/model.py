@@ -22,7 +22,9 @@ from draft_service.sessions import Opening, Session
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BlockPool
 from outrider.engine.config import ModelConfig
-from outrider.engine.fingerprints import token_table_hash, weights_fingerprint
+from outrider.engine.device import free_bytes
+from outrider.engine.fingerprints import token_table_hash
+from outrider.engine.memory import PoolSize, block_bytes
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import prepare_cpu
 from outrider.engine.rejection import draw_draft
@@ -180,14 +182,16 @@ def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
     folder = resolve(settings.model)
     prepare_cpu(settings.threads or os.cpu_count() or 1)
     model = LlamaModel.load(folder, settings.dtype, settings.device)
-    num_blocks = settings.kv_tokens // BLOCK_SIZE
+    each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
+    size = PoolSize(tokens=settings.kv_tokens)
+    num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
     runner = Runner(model, num_blocks, BLOCK_SIZE)
     runner.forward(Batch([BatchItem([0], 0, [0], 1)]))
     identity = ProposerIdentity(
         proposer="model",
         max_len=min(model.config.max_model_len, num_blocks * BLOCK_SIZE),
         model=display_name(settings.model),
-        weights_fingerprint=weights_fingerprint(folder),
+        weights_fingerprint=model.weights_fingerprint,
         token_table_hash=token_table_hash(folder),
         vocab_size=model.config.vocab_size,
     )

@@ -13,6 +13,7 @@ import torch
 from draft_service.proposers.model import ModelProposer
 from draft_service.sessions import Opening, Session, Update
 from outrider.engine.batch import Batch, BatchItem
+from outrider.engine.memory import DoesNotFit
 from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
 from outrider.engine.sampling import TokenChooser
@@ -265,6 +266,12 @@ async def test_a_missing_model_is_said_at_start() -> None:
     """The message names the setting."""
     with pytest.raises(SettingsError, match="model"):
         await ModelProposer.load(DraftSettings(proposer="model"))
+
+
+async def test_a_cache_larger_than_memory_is_refused_at_start(folder: Path) -> None:
+    """Before anything is served, by the setting's name: it is not backed by memory until used."""
+    with pytest.raises(DoesNotFit, match=f"kv_tokens {2**40} needs .* MiB are free"):
+        await ModelProposer.load(settings(folder, kv_tokens=2**40))
 
 
 async def test_a_cache_too_small_for_a_step_does_not_spin(folder: Path) -> None:
