@@ -20,10 +20,10 @@ import grpc
 from rich.console import Console
 from rich.text import Text
 
+from outrider.cli.answer_printer import DRAFTED_STYLE
 from outrider.cli.chat_session import ChatSession, CommandError, Quit, parse_drafts
 from outrider.cli.client import Chunk, Client, Finish, is_text
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, USAGE, report
-from outrider.cli.generate import DRAFTED_STYLE
 
 PROMPT = "> "
 

@@ -17,6 +17,8 @@ from outrider.serving.wire import sampling_to_proto, speculation_to_proto, stopp
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2
 
+_DETOKENIZE_S = 10.0
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -29,12 +31,23 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptToken:
+    """One token of the prompt; the first has no log-probability."""
+
+    id: int
+    logprob: float | None = None
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Chunk:
     """A piece of one choice."""
 
     index: int
     text: str
     tokens: tuple[Token, ...]
+    prompt_tokens: tuple[PromptToken, ...] = ()
+    """The prompt's next ones, when their log-probabilities were asked for."""
 
     @property
     def drafted(self) -> bool:
@@ -72,6 +85,7 @@ class Question:
     model: str = ""
     request_id: str = ""
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     n: int | None = None
     priority: int = 0
 
@@ -106,6 +120,11 @@ class Client:
         finally:
             call.cancel()
 
+    def text_of(self, token_id: int) -> str:
+        """What one token reads like by itself; that may be half a character."""
+        request = pb.DetokenizeRequest(ids=[token_id], keep_special=True)
+        return str(self._stub.Detokenize(request, timeout=_DETOKENIZE_S).text)
+
     def cancel(self) -> None:
         """End the last `generate`, from any thread; it raises CANCELLED unless it has ended."""
         if self._call is not None:
@@ -133,6 +152,7 @@ def _to_proto(question: Question) -> pb.GenerateRequest:
         stopping=stopping_to_proto(params.stopping),
         speculation=speculation_to_proto(params.speculation),
         logprobs=question.logprobs,
+        prompt_logprobs=question.prompt_logprobs,
         n=question.n,
         priority=question.priority,
         **source,
@@ -140,16 +160,16 @@ def _to_proto(question: Question) -> pb.GenerateRequest:
 
 
 def _chunk(message: pb.GenerateChunk) -> Chunk:
-    tokens = tuple(
-        Token(
-            id=token.id,
-            drafted=token.drafted,
-            logprob=token.logprob if token.HasField("logprob") else None,
-            top=tuple((top.id, top.logprob) for top in token.top),
-        )
-        for token in message.tokens
-    )
-    return Chunk(message.index, message.text, tokens)
+    tokens = tuple(Token(token.id, token.drafted, *_scores(token)) for token in message.tokens)
+    prompt = tuple(PromptToken(token.id, *_scores(token)) for token in message.prompt_tokens)
+    return Chunk(message.index, message.text, tokens, prompt)
+
+
+def _scores(
+    token: sampling_pb2.GeneratedToken | sampling_pb2.PromptToken,
+) -> tuple[float | None, tuple[tuple[int, float], ...]]:
+    logprob = token.logprob if token.HasField("logprob") else None
+    return logprob, tuple((top.id, top.logprob) for top in token.top)
 
 
 def _finish(message: pb.GenerateFinish) -> Finish:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import click
 import grpc
-from rich.console import Console
-from rich.text import Text
 
+from outrider.cli.answer_printer import AnswerPrinter
 from outrider.cli.client import Chunk, Client, Finish, Question, is_text
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, report
 from outrider.params import (
@@ -22,8 +22,6 @@ from outrider.params import (
     StoppingParams,
     VerificationMode,
 )
-
-DRAFTED_STYLE = "green"
 
 
 def _names(enum: type[Any]) -> click.Choice[str]:
@@ -62,7 +60,14 @@ def _names(enum: type[Any]) -> click.Choice[str]:
 @click.option(
     "--verification", type=_names(VerificationMode), default="exact-match", show_default=True
 )
-@click.option("--logprobs", type=int, default=None, help="Log-probabilities, and this many others.")
+@click.option("--n", type=int, default=None, help="Several choices, each with a seed of its own.")
+@click.option(
+    "--logprobs",
+    type=int,
+    default=None,
+    help="Show each token's log-probability and this many likely ones at its place.",
+)
+@click.option("--prompt-logprobs", type=int, default=None, help="The same of the prompt's tokens.")
 @click.option(
     "--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="Seconds."
 )
@@ -70,16 +75,18 @@ def _names(enum: type[Any]) -> click.Choice[str]:
 def generate(prompt: str, timeout_s: float, address: str, as_json: bool, **given: Any) -> None:
     """Send PROMPT ("-": read it from standard input) and print the answer as it comes.
 
-    On a terminal, the text of drafted tokens is green. A line about the drafts follows on
-    standard error.
+    On a terminal, the text of drafted tokens is green. Log-probabilities and a line about the
+    drafts follow on standard error.
     """
     text = sys.stdin.read() if prompt == "-" else prompt
     if not is_text(text):
         raise click.UsageError("PROMPT must be text in UTF-8")
     question = _question(text, given)
-    show = _show_json if as_json else _Printer()
     try:
         with Client(address) as client:
+            show: Callable[[Chunk | Finish], None] = _show_json
+            if not as_json:
+                show = AnswerPrinter(question.n or 1, client.text_of)
             for event in client.generate(question, timeout_s):
                 show(event)
     except grpc.RpcError as error:
@@ -114,14 +121,15 @@ def _question(prompt: str, given: dict[str, Any]) -> Question:
         seed=given["seed"],
         model=given["model"],
         logprobs=given["logprobs"],
+        prompt_logprobs=given["prompt_logprobs"],
+        n=given["n"],
     )
 
 
 def _check_integers(given: dict[str, Any]) -> None:
     """What the wire cannot even carry; every other limit is the gateway's to tell."""
-    limits = {"seed": 2**64 - 1} | dict.fromkeys(
-        ("max_tokens", "min_tokens", "top_k", "max_draft_tokens", "logprobs"), 2**32 - 1
-    )
+    small = ("max_tokens", "min_tokens", "top_k", "max_draft_tokens", "n")
+    limits = {"seed": 2**64 - 1} | dict.fromkeys((*small, "logprobs", "prompt_logprobs"), 2**32 - 1)
     for name, high in limits.items():
         if given[name] is not None and not 0 <= given[name] <= high:
             flag = f"--{name.replace('_', '-')}"
@@ -131,22 +139,3 @@ def _check_integers(given: dict[str, Any]) -> None:
 def _show_json(event: Chunk | Finish) -> None:
     kind = "chunk" if isinstance(event, Chunk) else "finish"
     click.echo(json.dumps({"type": kind, **dataclasses.asdict(event)}, ensure_ascii=False))
-
-
-class _Printer:
-    """Text to standard output, a closing line to standard error."""
-
-    def __init__(self) -> None:
-        self._out = Console(highlight=False, soft_wrap=True)
-
-    def __call__(self, event: Chunk | Finish) -> None:
-        if isinstance(event, Chunk):
-            self._out.print(Text(event.text, style=DRAFTED_STYLE if event.drafted else ""), end="")
-            return
-        self._out.print()
-        click.echo(
-            f"[{event.reason}; {event.completion_tokens} tokens; seed {event.seed}; "
-            f"{event.accepted} of {event.drafted} drafted tokens accepted "
-            f"in {event.rounds} rounds]",
-            err=True,
-        )

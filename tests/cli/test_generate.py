@@ -39,12 +39,46 @@ def test_the_text_goes_to_stdout_and_the_rest_to_stderr(gateway) -> None:
 def test_json_is_one_object_a_line(gateway) -> None:
     """Chunks with their tokens, then the finish, each on a line of its own."""
     _, address = gateway
-    lines = [json.loads(line) for line in ask(address, "--json", "Hello").stdout.splitlines()]
+    flags = ("--json", "--logprobs", "1", "--prompt-logprobs", "1")
+    lines = [json.loads(line) for line in ask(address, *flags, "Hello").stdout.splitlines()]
     assert [line["type"] for line in lines] == ["chunk", "chunk", "finish"]
     assert [t["id"] for line in lines[:2] for t in line["tokens"]] == [5, 6]
     assert lines[1]["tokens"][0]["drafted"] is True
     assert lines[1]["tokens"][0]["logprob"] == -0.5
+    assert lines[0]["tokens"][0]["top"] == [[8, -0.125]]
+    assert [(t["id"], t["logprob"], t["top"]) for t in lines[0]["prompt_tokens"]] == [
+        (3, None, []),
+        (4, -2.0, [[9, -1.0]]),
+    ]
     assert (lines[2]["reason"], lines[2]["seed"], lines[2]["accepted"]) == ("stop", 7, 1)
+
+
+def test_several_choices_are_shown_one_after_the_other(gateway) -> None:
+    """They come side by side, and each is printed whole, under its number, once it has ended."""
+    _, address = gateway
+    result = ask(address, "--n", "2", "Hello")
+    assert result.exit_code == 0
+    assert result.stdout == "[choice 1]\nGood morning\n[choice 0]\nGood morning\n"
+    assert [line.split(";")[0] for line in result.stderr.splitlines()] == [
+        "[choice 1",
+        "[choice 0",
+    ]
+
+
+def test_log_probabilities_are_a_line_a_token(gateway) -> None:
+    """Of the prompt and the answer, with what each token reads like; the text stays alone."""
+    _, address = gateway
+    result = ask(address, "--logprobs", "1", "--prompt-logprobs", "1", "Hello")
+    assert result.stdout == "Good morning\n"
+    rows = [line.split() for line in result.stderr.splitlines()]
+    assert rows[:-1] == [
+        ["prompt", "logprob", "token"],
+        ["3", "-", "'<3>'"],
+        ["4", "-2.0000", "'<4>'", "'<9>'", "-1.0000"],
+        ["answer", "logprob", "token"],
+        ["5", "-0.2500", "'<5>'", "'<8>'", "-0.1250"],
+        ["6", "-0.5000", "'<6>'"],
+    ]
 
 
 def test_every_flag_reaches_the_request(gateway) -> None:
@@ -54,7 +88,8 @@ def test_every_flag_reaches_the_request(gateway) -> None:
         address,
         *("--system", "Be brief.", "--temperature", "0.8", "--top-p", "0.95", "--top-k", "40"),
         *("--seed", str(2**64 - 1), "--max-tokens", "9", "--stop", "x", "--stop", "y"),
-        *("--speculation", "fixed", "--max-draft-tokens", "3", "--logprobs", "2", "Hi"),
+        *("--speculation", "fixed", "--max-draft-tokens", "3", "--logprobs", "2"),
+        *("--prompt-logprobs", "0", "--n", "3", "Hi"),
     )
     assert result.exit_code == 0, result.output
     request = script.request
@@ -68,7 +103,8 @@ def test_every_flag_reaches_the_request(gateway) -> None:
     assert (request.stopping.max_tokens, list(request.stopping.stop)) == (9, ["x", "y"])
     assert request.speculation.mode == sampling_pb2.SpeculationParams.MODE_FIXED
     assert request.speculation.max_draft_tokens == 3
-    assert request.logprobs == 2
+    assert (request.logprobs, request.n) == (2, 3)
+    assert request.HasField("prompt_logprobs") and request.prompt_logprobs == 0
 
 
 def test_without_a_seed_the_gateway_draws_one(gateway) -> None:
@@ -116,7 +152,14 @@ def test_no_gateway_there() -> None:
 
 
 @pytest.mark.parametrize(
-    "flags", [["--seed", "-1"], ["--seed", str(2**64)], ["--max-tokens", "-1"]]
+    "flags",
+    [
+        ["--seed", "-1"],
+        ["--seed", str(2**64)],
+        ["--max-tokens", "-1"],
+        ["--n", "-1"],
+        ["--prompt-logprobs", str(2**32)],
+    ],
 )
 def test_numbers_that_the_wire_cannot_carry(flags: list[str]) -> None:
     """They are usage errors that name the flag, without a call."""

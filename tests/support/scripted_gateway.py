@@ -1,4 +1,4 @@
-"""A gateway that answers every request with the same two chunks, or with an error.
+"""A gateway that answers every request with the same two chunks a choice, or with an error.
 
 For tests of what asks a gateway. Knows nothing of targets.
 """
@@ -19,10 +19,15 @@ WAIT_S = 15.0
 
 
 class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
-    """Remembers the requests; "Good " is plain, "morning" holds a drafted token."""
+    """Remembers the requests; "Good " is plain, "morning" holds a drafted token.
+
+    Choices come side by side. Log-probabilities come where they are asked for, whatever their
+    number; the prompt has two tokens.
+    """
 
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
+        self.words = ("Good ", "morning")
         self.error: grpc.StatusCode | None = None
         self.hang = False
         """Send nothing behind the first chunk."""
@@ -41,23 +46,46 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
             context.abort(self.error, "as scripted")
         ended = threading.Event()
         context.add_callback(ended.set)
-        plain = sampling_pb2.GeneratedToken(id=5)
-        drafted = sampling_pb2.GeneratedToken(id=6, drafted=True, logprob=-0.5)
-        yield pb.GenerateResponse(chunk=pb.GenerateChunk(text="Good ", tokens=[plain]))
+        num_choices = request.n or 1
+        for index in range(num_choices):
+            yield pb.GenerateResponse(chunk=_first_chunk(request, index, self.words[0]))
         if self.hang:
             if ended.wait(WAIT_S):
                 self.cancelled.set()
             return
-        yield pb.GenerateResponse(chunk=pb.GenerateChunk(text="morning", tokens=[drafted]))
+        drafted = sampling_pb2.GeneratedToken(id=6, drafted=True)
+        if request.HasField("logprobs"):
+            drafted.logprob = -0.5
+        for index in range(num_choices):
+            chunk = pb.GenerateChunk(index=index, text=self.words[1], tokens=[drafted])
+            yield pb.GenerateResponse(chunk=chunk)
         stats = sampling_pb2.SpeculationStats(rounds=1, drafted=2, accepted=1)
-        yield pb.GenerateResponse(
-            finish=pb.GenerateFinish(
-                reason=sampling_pb2.FINISH_REASON_STOP,
-                usage=sampling_pb2.Usage(prompt_tokens=3, completion_tokens=2),
-                seed=7,
-                speculation=stats,
+        for index in reversed(range(num_choices)):
+            yield pb.GenerateResponse(
+                finish=pb.GenerateFinish(
+                    index=index,
+                    reason=sampling_pb2.FINISH_REASON_STOP,
+                    usage=sampling_pb2.Usage(prompt_tokens=3, completion_tokens=2),
+                    seed=7,
+                    speculation=stats,
+                )
             )
-        )
+
+    def Detokenize(self, request, context):
+        """`<5>` for the id 5."""
+        return pb.DetokenizeResponse(text="".join(f"<{each}>" for each in request.ids))
+
+
+def _first_chunk(request: pb.GenerateRequest, index: int, text: str) -> pb.GenerateChunk:
+    token = sampling_pb2.GeneratedToken(id=5)
+    if request.HasField("logprobs"):
+        token.logprob = -0.25
+        token.top.add(id=8, logprob=-0.125)
+    chunk = pb.GenerateChunk(index=index, text=text, tokens=[token])
+    if request.HasField("prompt_logprobs") and index == 0:
+        chunk.prompt_tokens.add(id=3)
+        chunk.prompt_tokens.add(id=4, logprob=-2.0).top.add(id=9, logprob=-1.0)
+    return chunk
 
 
 @contextmanager

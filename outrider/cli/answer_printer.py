@@ -1,0 +1,71 @@
+"""An answer for people: text to standard output, everything else to standard error."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from outrider.cli.client import Chunk, Finish, PromptToken, Token
+
+DRAFTED_STYLE = "green"
+
+
+class AnswerPrinter:
+    """Prints the events of one request.
+
+    A single choice comes as it is made. Several are made side by side, so each is shown as a whole
+    once it has ended. `text_of` tells what a token reads like, and is asked for log-probabilities.
+    """
+
+    def __init__(self, num_choices: int, text_of: Callable[[int], str]) -> None:
+        self._num_choices = num_choices
+        self._text_of = text_of
+        self._texts: dict[int, str] = {}
+        self._out = Console(highlight=False, soft_wrap=True)
+        self._chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
+
+    def __call__(self, event: Chunk | Finish) -> None:
+        """Show what there is to be shown now."""
+        if isinstance(event, Chunk):
+            self._chunks[event.index].append(event)
+            if self._num_choices == 1:
+                self._show_text(event)
+            return
+        chunks = self._chunks.pop(event.index, [])
+        if self._num_choices > 1:
+            self._out.print(f"[choice {event.index}]", markup=False)
+            for chunk in chunks:
+                self._show_text(chunk)
+        self._out.print()
+        self._show_scores("prompt", [token for each in chunks for token in each.prompt_tokens])
+        self._show_scores("answer", [token for each in chunks for token in each.tokens])
+        choice = f"choice {event.index}; " if self._num_choices > 1 else ""
+        click.echo(
+            f"[{choice}{event.reason}; {event.completion_tokens} tokens; seed {event.seed}; "
+            f"{event.accepted} of {event.drafted} drafted tokens accepted "
+            f"in {event.rounds} rounds]",
+            err=True,
+        )
+
+    def _show_text(self, chunk: Chunk) -> None:
+        self._out.print(Text(chunk.text, style=DRAFTED_STYLE if chunk.drafted else ""), end="")
+
+    def _show_scores(self, heading: str, tokens: Sequence[Token | PromptToken]) -> None:
+        """One line a token, with the likeliest ones at its place; nothing where none was asked."""
+        if all(token.logprob is None for token in tokens):
+            return
+        click.echo(f"{heading:>8}   logprob  token", err=True)
+        for token in tokens:
+            value = "-" if token.logprob is None else f"{token.logprob:.4f}"
+            line = f"{token.id:>8} {value:>9}  {self._shown(token.id):<16}"
+            line += "".join(f"  {self._shown(each)} {logprob:.4f}" for each, logprob in token.top)
+            click.echo(line.rstrip(), err=True)
+
+    def _shown(self, token_id: int) -> str:
+        if token_id not in self._texts:
+            self._texts[token_id] = repr(self._text_of(token_id))
+        return self._texts[token_id]
