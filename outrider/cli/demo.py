@@ -27,6 +27,7 @@ from rich.text import Text
 
 from outrider.cli.client import Chunk, Client, Finish, Question
 from outrider.cli.stack import Stack, StackError
+from outrider.cli.terminal import adapt_streams
 from outrider.params import (
     GenerationParams,
     SamplingParams,
@@ -74,13 +75,14 @@ class Answer:
 
 def main() -> int:
     """The demo; its exit status."""
+    adapt_streams()
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = TABLE_WIDTH
     OUT.mkdir(parents=True, exist_ok=True)
     try:
         with ExitStack() as resources:
-            log = resources.enter_context((OUT / "services.log").open("w"))
+            log = resources.enter_context((OUT / "services.log").open("w", encoding="utf-8"))
             address = resources.enter_context(running_stack(log, console))
             client = resources.enter_context(Client(address))
             warm_up(client)
@@ -248,7 +250,7 @@ def save(runs: dict[str, tuple[Answer, Answer]]) -> None:
             for prompt, answers in runs.items()
         }
         text = json.dumps(content, indent=1, ensure_ascii=False)
-        (OUT / f"{name}.json").write_text(text + "\n")
+        (OUT / f"{name}.json").write_text(text + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

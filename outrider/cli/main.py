@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib
 from pathlib import Path
+from typing import Any
 
 import click
+
+from outrider.cli.terminal import adapt_streams
 
 # Where each subcommand lives: (module, attribute, one line of help). Modules are imported when
 # their command is looked up, so that `outrider generate` never pays for what `models` needs.
@@ -24,6 +27,11 @@ COMMANDS = {
 
 class LazyGroup(click.Group):
     """A group that imports a subcommand when it is asked for."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run; the first thing that happens, even before the help is shown."""
+        adapt_streams()
+        return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of COMMANDS."""
