@@ -33,7 +33,9 @@ VARIABLES = ("OMP_NUM_THREADS", "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "MKL_NUM_TH
 
 
 def check_machine(
-    target: TargetSettings, draft: DraftSettings, environment: Mapping[str, str] = os.environ
+    target: TargetSettings,
+    draft: DraftSettings | None,
+    environment: Mapping[str, str] = os.environ,
 ) -> Iterator[Finding]:
     """Everything that can be said without asking a service."""
     yield ok("python", f"{platform.python_version()} on {platform.system()} {platform.machine()}")
@@ -112,10 +114,12 @@ def _cpu() -> Finding:
     return ok("cpu", text)
 
 
-def _threads(target: TargetSettings, draft: DraftSettings) -> Finding:
+def _threads(target: TargetSettings, draft: DraftSettings | None) -> Finding:
     cores = usable_cores()
     wanted = target.threads or os.cpu_count() or 1
-    helper = (draft.threads or os.cpu_count() or 1) if draft.proposer == "model" else 0
+    helper = 0
+    if draft is not None and draft.proposer == "model":
+        helper = draft.threads or os.cpu_count() or 1
     text = f"{cores} cores to use; a target step takes {wanted} threads"
     if helper:
         text += f", a draft step {helper}"

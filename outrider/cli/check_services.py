@@ -7,19 +7,15 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.cli.finding import Finding, ok, problem, warning
-from outrider.serving.settings import (
-    DraftSettings,
-    GatewaySettings,
-    TargetSettings,
-    split_addresses,
-)
+from outrider.serving.settings import split_addresses
 from protos.outrider.v1 import (
     draft_pb2,
     draft_pb2_grpc,
@@ -48,15 +44,16 @@ class Place:
     """The service whose settings name it; empty: where this machine's own would listen."""
 
 
-def places(gateway: GatewaySettings, target: TargetSettings, draft: DraftSettings) -> list[Place]:
-    """Every configured address, each once a service."""
+def places(settings: Mapping[str, Any]) -> list[Place]:
+    """Every configured address, each once a service; `settings` are by service."""
     own = [
-        Place(service, f"{settings.host}:{settings.port}")
-        for service, settings in (("gateway", gateway), ("target", target), ("draft", draft))
-        if settings.port  # 0: any free one
+        Place(service, f"{its.host}:{its.port}")
+        for service, its in settings.items()
+        if its.port  # 0: any free one
     ]
-    used = [Place("target", address, "gateway") for address in split_addresses(gateway.targets)]
-    used += [Place("draft", address, "target") for address in split_addresses(target.drafters)]
+    targets, drafters = settings["gateway"].targets, settings["target"].drafters
+    used = [Place("target", address, "gateway") for address in split_addresses(targets)]
+    used += [Place("draft", address, "target") for address in split_addresses(drafters)]
     known = {(place.service, place.address) for place in own}
     return own + [place for place in used if (place.service, place.address) not in known]
 

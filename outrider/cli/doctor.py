@@ -7,36 +7,39 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
 
 from outrider.cli.check_machine import check_machine
+from outrider.cli.check_metrics import check_metrics
 from outrider.cli.check_model import check_draft_model, check_gateway_model, check_target_model
 from outrider.cli.check_services import check_place, places
-from outrider.cli.finding import Finding, Level
-from outrider.cli.options import PREFIXES, build, stack_options
-from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
+from outrider.cli.finding import Finding, Level, ok
+from outrider.cli.options import origin
+from outrider.cli.up import given_addresses, stack_settings, up_options
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@stack_options
-def doctor(as_json: bool, **values: Any) -> None:
+@up_options
+@click.pass_context
+def doctor(
+    context: click.Context, /, as_json: bool, model: str | None, no_draft: bool, **values: Any
+) -> None:
     """Look at this machine, the model and the services, and say what is wrong.
 
-    Takes the settings of all services, so that it looks where they would. Exit status: 0 nothing
-    is wrong (there may be warnings), 1 there is a problem, 2 wrong usage or settings.
+    Takes the flags, variables and file of `outrider up`, and looks where that puts its services.
+    Exit status: 0 nothing is wrong (there may be warnings), 1 there is a problem, 2 wrong usage or
+    settings.
     """
+    settings = stack_settings(values, model, no_draft, given_addresses(context))
+    origins = {service: origin(context, service, "port") for service in settings}
     findings = []
-    for finding in examine(
-        build(GatewaySettings, values, PREFIXES["gateway"]),
-        build(TargetSettings, values, PREFIXES["target"]),
-        build(DraftSettings, values, PREFIXES["draft"]),
-    ):
+    for finding in examine(settings, origins):
         findings.append(finding)
         if not as_json:
             _print(finding)
@@ -50,18 +53,31 @@ def doctor(as_json: bool, **values: Any) -> None:
     raise click.exceptions.Exit(0 if well else 1)
 
 
-def examine(
-    gateway: GatewaySettings, target: TargetSettings, draft: DraftSettings
-) -> Iterator[Finding]:
-    """Everything, as it is found."""
-    yield from check_machine(target, draft)
-    answers = [(place, *check_place(place)) for place in places(gateway, target, draft)]
+def examine(settings: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Finding]:
+    """Everything, as it is found. `settings` and `origins` (where a port is from) are by service,
+    the draft's only where there should be one."""
+    yield from check_machine(settings["target"], settings.get("draft"))
+    answers = [(place, *check_place(place)) for place in places(settings)]
     running = {place.service for place, _, is_it in answers if is_it and not place.asked_by}
-    yield from check_gateway_model(gateway, target)
-    yield from check_target_model(target, "target" in running)
-    yield from check_draft_model(draft, "draft" in running)
+    yield from check_gateway_model(settings["gateway"], settings["target"])
+    yield from check_target_model(settings["target"], "target" in running)
+    if "draft" in settings:
+        yield from check_draft_model(settings["draft"], "draft" in running)
+    yield _addresses(settings, origins, anybody=bool(running))
     for _, findings, _ in answers:
         yield from findings
+    yield from check_metrics(settings)
+
+
+def _addresses(
+    settings: Mapping[str, Any], origins: Mapping[str, str], *, anybody: bool
+) -> Finding:
+    text = ", ".join(
+        f"{service} {its.host}:{its.port} ({origins[service]})" for service, its in settings.items()
+    )
+    if not anybody:
+        text += "; nobody is there: services that run elsewhere were given other settings"
+    return ok("addresses", text)
 
 
 def _print(finding: Finding) -> None:

@@ -25,10 +25,17 @@ RESTART_AFTER_S = (1.0, 2.0, 5.0, 10.0, 30.0)
 STEADY_S = 60.0
 
 
+def up_options(command: Any) -> Any:
+    """A decorator that gives a command everything that `outrider up` takes."""
+    command = stack_options(command)
+    command = click.option("--no-draft", is_flag=True, help="Run without a drafter.")(command)
+    return click.option(
+        "--model", default=None, help="Model name or folder, of gateway and target."
+    )(command)
+
+
 @click.command()
-@click.option("--model", default=None, help="Model name or folder, of gateway and target.")
-@click.option("--no-draft", is_flag=True, help="Run without a drafter.")
-@stack_options
+@up_options
 @click.pass_context
 def up(context: click.Context, /, model: str | None, no_draft: bool, **values: Any) -> None:
     """Run gateway, target and draft on this machine. Ctrl-C drains; a second one kills.
@@ -36,8 +43,12 @@ def up(context: click.Context, /, model: str | None, no_draft: bool, **values: A
     Each is told where the next one listens, unless --gateway-targets and --target-drafters or
     their variables say something else.
     """
-    given = [name for name in ("gateway_targets", "target_drafters") if is_given(context, name)]
-    settings = stack_settings(values, model, no_draft, given)
+    settings = stack_settings(values, model, no_draft, given_addresses(context))
+    for service, its in settings.items():
+        if its.port == 0:
+            raise click.UsageError(
+                f"{service}-port must not be 0: the others have to know where it listens"
+            )
     stack = Stack(print_line)
     stopping = threading.Event()
 
@@ -64,27 +75,27 @@ def up(context: click.Context, /, model: str | None, no_draft: bool, **values: A
         raise click.ClickException(f"did not end cleanly: {bad}")
 
 
+def given_addresses(context: click.Context) -> list[str]:
+    """Of the settings that say where the next service is, those that somebody has chosen."""
+    return [name for name in ("gateway_targets", "target_drafters") if is_given(context, name)]
+
+
 def stack_settings(
     values: Mapping[str, Any], model: str | None, no_draft: bool, given: Collection[str] = ()
 ) -> dict[str, Any]:
-    """Settings of the three, with each told where the next one listens.
+    """Settings of the three, with each told where the next one listens, if that is known.
 
     given: names of the addresses that stay as they are in `values`.
     """
     gateway = build(GatewaySettings, values, "gateway_")
     target = build(TargetSettings, values, "target_")
     draft = build(DraftSettings, values, "draft_")
-    for service, its in (("gateway", gateway), ("target", target), ("draft", draft)):
-        if its.port == 0 and not (service == "draft" and no_draft):
-            raise click.UsageError(
-                f"{service}-port must not be 0: the others have to know where it listens"
-            )
     target = dataclasses.replace(target, model=model or target.model)
     gateway = dataclasses.replace(gateway, model=model or gateway.model)
-    if "target_drafters" not in given:
+    if "target_drafters" not in given and (no_draft or draft.port):
         address = "" if no_draft else f"{draft.host}:{draft.port}"
         target = dataclasses.replace(target, drafters=address)
-    if "gateway_targets" not in given:
+    if "gateway_targets" not in given and target.port:
         gateway = dataclasses.replace(gateway, targets=f"{target.host}:{target.port}")
     services: dict[str, Any] = {"gateway": gateway, "target": target} | (
         {} if no_draft else {"draft": draft}

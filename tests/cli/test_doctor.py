@@ -33,12 +33,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
+NO_METRICS = [f"--{service}-metrics-port=-1" for service in ("gateway", "target", "draft")]
+
+
 class Doctor:
     """`outrider doctor --json` on free ports, and what it said."""
 
     def __init__(self, model: Path, *arguments: str) -> None:
         gateway, target, draft = free_ports(3)
-        command = ["doctor", "--json", f"--gateway-port={gateway}", f"--target-port={target}"]
+        command = ["doctor", "--json", *NO_METRICS]
+        command += [f"--gateway-port={gateway}", f"--target-port={target}"]
         command += [f"--draft-port={draft}", f"--gateway-targets=127.0.0.1:{target}"]
         command += [f"--target-drafters=127.0.0.1:{draft}"]
         command += [f"--gateway-model={model}", f"--target-model={model}", *arguments]
@@ -107,7 +111,8 @@ def test_lines_for_people(model: Path) -> None:
     """Without --json each finding is a line with its level, and what to do is below it."""
     ports = [f"--{name}-port={port}" for name, port in zip(("gateway", "target", "draft"),
              free_ports(3), strict=True)]  # fmt: skip
-    command = ["doctor", *ports, "--target-model=/nothing/here", f"--gateway-model={model}"]
+    command = ["doctor", *NO_METRICS, *ports, "--target-model=/nothing/here"]
+    command.append(f"--gateway-model={model}")
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 1
     assert "problem  target model: '/nothing/here' is no model folder" in result.output
@@ -206,6 +211,14 @@ def test_running_services_say_what_they_do(model: Path) -> None:
     assert "serves tiny" in doctor.find("gateway", "ok")["text"]
 
 
+def test_ports_for_metrics_are_looked_at(model: Path) -> None:
+    """What listens there and is none of ours is a problem."""
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        doctor = Doctor(model, f"--target-metrics-port={somebody.getsockname()[1]}")
+    assert doctor.status == 1
+    doctor.find("target metrics", "problem")
+
+
 def test_services_that_are_not_well(model: Path) -> None:
     """A dead target, wrong books of the cache, a gateway without targets: problems."""
     script = Scripted()
@@ -233,6 +246,46 @@ def test_addresses_that_others_name(model: Path) -> None:
     text = doctor.find(f"target 127.0.0.1:{away[0]}", "warning")["text"]
     assert text == "nobody listens; the gateway goes on without it"
     doctor.find(f"draft 127.0.0.1:{away[1]}", "warning")
+
+
+@pytest.mark.parametrize("by", ["flag", "variable", "file"])
+def test_it_looks_where_up_puts_the_services(model: Path, tmp_path: Path, by: str) -> None:
+    """A port that `outrider up` was given, wherever: the service is looked for there and nowhere
+    else, also by those that call it, and the report says where and why there."""
+    script = Scripted()
+    with serving(script, TARGET) as target:
+        gateway, draft = free_ports(2)
+        ports = {"gateway": gateway, "target": target, "draft": draft}
+        command, env = ["doctor", "--json", *NO_METRICS, f"--model={model}"], {}
+        if by == "flag":
+            command += [f"--{service}-port={port}" for service, port in ports.items()]
+        elif by == "variable":
+            env = {f"OUTRIDER_{service.upper()}_PORT": str(port) for service, port in ports.items()}
+        else:
+            path = tmp_path / "outrider.toml"
+            path.write_text("".join(f"[{each}]\nport = {port}\n" for each, port in ports.items()))
+            command.append(f"--config={path}")
+        result = CliRunner().invoke(main, command, env=env)
+    findings = {each["topic"]: each for each in json.loads(result.stdout)["findings"]}
+    looked_at = {topic for topic in findings if ":" in topic}
+    assert looked_at == {f"{service} 127.0.0.1:{port}" for service, port in ports.items()}
+    text = findings["addresses"]["text"]
+    assert f"target 127.0.0.1:{target} ({by} " in text
+    assert "nobody is there" not in text
+    assert str(model) in findings["target model"]["text"]
+
+
+def test_without_a_drafter_none_is_looked_for(model: Path) -> None:
+    """As `outrider up --no-draft` runs none; and with nobody anywhere, the report says so."""
+    ports = [
+        f"--{name}-port={port}"
+        for name, port in zip(("gateway", "target"), free_ports(2), strict=True)
+    ]
+    command = ["doctor", "--json", f"--model={model}", "--no-draft", *ports]
+    result = CliRunner().invoke(main, command)
+    findings = {each["topic"]: each for each in json.loads(result.stdout)["findings"]}
+    assert not any(topic.startswith("draft") for topic in findings)
+    assert "nobody is there" in findings["addresses"]["text"]
 
 
 def test_packages_that_are_missing_or_old() -> None:
