@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 import structlog
 
 from gateway.progress import Progress
-from gateway.target_client import TargetCall, TargetInfo, TargetLink
+from gateway.target_client import Metadata, TargetCall, TargetInfo, TargetLink
 from outrider.serving.channel import MAX_MESSAGE_BYTES
-from outrider.serving.discovery import REFRESH_S, Resolve, needs_refresh, resolve
+from outrider.serving.discovery import Names, Resolve, resolve
 from outrider.serving.errors import OutriderError, Overloaded, Unavailable
 from protos.outrider.v1 import target_pb2 as pb
 
@@ -41,24 +41,28 @@ class TargetPool:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
     ) -> None:
         """`on_change(any target is ready)` is called when that may have changed."""
-        self._addresses = list(addresses)
         self._token_table_hash = token_table_hash
         self._on_change = on_change
-        self._resolve = resolve
+        self._names = Names(addresses, resolve)
         self._max_message_bytes = max_message_bytes
         self._links: list[TargetLink] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
-        self._behind: dict[str, set[str]] = {}  # what each name stood for when it was known last
         self._num_routed = 0
         self._last_routed: dict[TargetLink, int] = {}
-        if not needs_refresh(addresses):
+        if not self._names.may_change:
             self._set_addresses(addresses)
 
     @property
     def ready(self) -> bool:
         """At least one target can be asked."""
         return any(link.info is not None for link in self._links)
+
+    @property
+    def states(self) -> dict[str, int]:
+        """How many targets can be asked, and how many cannot."""
+        num_ready = sum(link.info is not None for link in self._links)
+        return {"ready": num_ready, "unready": len(self._links) - num_ready}
 
     @property
     def max_model_len(self) -> int | None:
@@ -70,8 +74,9 @@ class TargetPool:
         for link in self._links:
             link.start()
         self._tasks.append(asyncio.create_task(self._watch_load(), name="load of targets"))
-        if needs_refresh(self._addresses):
-            self._tasks.append(asyncio.create_task(self._discover(), name="target discovery"))
+        if self._names.may_change:
+            discovery = self._names.follow(self._discovered)
+            self._tasks.append(asyncio.create_task(discovery, name="target discovery"))
 
     async def close(self) -> None:
         """Cut all connections."""
@@ -110,18 +115,8 @@ class TargetPool:
             if len(ready) > 1:
                 await asyncio.gather(*(link.refresh_load() for link in ready))
 
-    async def _discover(self) -> None:
-        while True:
-            self._set_addresses(await self._lookup())
-            await asyncio.sleep(REFRESH_S)
-
-    async def _lookup(self) -> set[str]:
-        """What all addresses stand for; a name that is not known now, for what it did before."""
-        for address in self._addresses:
-            found = await self._resolve(address)
-            if found != {address} or address not in self._behind:
-                self._behind[address] = found
-        return set().union(*(self._behind[address] for address in self._addresses))
+    async def _discovered(self, addresses: set[str]) -> None:
+        self._set_addresses(addresses)
 
     def _set_addresses(self, wanted: Collection[str]) -> None:
         for link in [link for link in self._links if link.address not in wanted]:
@@ -183,10 +178,12 @@ class Route:
         request: pb.TokenRequest,
         time_remaining: Callable[[], float | None],
         on_routed: Callable[[str], None],
+        metadata: Metadata = (),
     ) -> AsyncGenerator[pb.TokenChunk, None]:
         """The answer as if from one target, read only as fast as it is asked for.
 
-        Raises OutriderError. `on_routed(address)` is called for each target that is asked.
+        Raises OutriderError. `on_routed(address)` is called for each target that is asked, and each
+        gets the `metadata`.
         """
         progress = self._progress
         loss: OutriderError | None = None
@@ -194,7 +191,7 @@ class Route:
             link = self._link
             assert link is not None
             on_routed(link.address)
-            self._call = call = link.generate(progress.rest_of(request), time_remaining())
+            self._call = call = link.generate(progress.rest_of(request), time_remaining(), metadata)
             if self._closed:
                 call.cancel()
             fresh = True

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import grpc
 import structlog
 
+from gateway.metrics import GatewayMetrics
+from gateway.record import RequestRecords
 from gateway.routing import TargetPool
 from gateway.servicer import InferenceServicer, ServedModel
 from gateway.tokenizer import ModelTokenizer
@@ -43,6 +45,9 @@ class GatewayService:
         self._settings = settings
         self._tracing = tracing or Tracing.disabled()
         self.registry = make_registry("gateway", self._tracing)
+        self._metrics = GatewayMetrics(self.registry, self._target_states)
+        self._targets: TargetPool | None = None
+        self._servicer: InferenceServicer | None = None
         self._addresses = split_addresses(settings.targets)
         if not self._addresses:
             raise SettingsError("targets must name at least one address")
@@ -51,8 +56,6 @@ class GatewayService:
                 f"max_message_bytes must be at least max_prompt_bytes and {_SETTINGS_BYTES} more, "
                 f"{settings.max_prompt_bytes + _SETTINGS_BYTES}, got {settings.max_message_bytes}"
             )
-        self._targets: TargetPool | None = None
-        self._servicer: InferenceServicer | None = None
 
     @property
     def max_message_bytes(self) -> int:
@@ -76,6 +79,7 @@ class GatewayService:
         self._servicer = InferenceServicer(
             ServedModel(name, tokenizer),
             self._targets,
+            RequestRecords(name, self._metrics, self._tracing, log_text=settings.log_text),
             max_concurrent=settings.max_concurrent,
             request_timeout_s=settings.request_timeout_s,
             stall_s=settings.stall_s,
@@ -102,6 +106,9 @@ class GatewayService:
             await self._targets.close()
         if self._servicer is not None:
             self._servicer.close()
+
+    def _target_states(self) -> dict[str, int]:
+        return self._targets.states if self._targets else {"ready": 0, "unready": 0}
 
 
 def run(settings: GatewaySettings) -> None:

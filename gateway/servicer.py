@@ -17,13 +17,14 @@ from typing import Any, TypeVar
 
 from gateway.answer import Answer
 from gateway.answer_stream import ChoiceStreams
-from gateway.record import RequestRecord
+from gateway.record import RequestRecords
 from gateway.requests import Prompt, check_generate, check_ids, check_prompt, fit_stopping
 from gateway.routing import TargetPool
 from gateway.target_client import to_token_request
 from gateway.templates import TemplateRefused
 from gateway.tokenizer import ModelTokenizer
 from outrider.serving.errors import InvalidRequest, NotFound, OutriderError, Overloaded, Unavailable
+from outrider.serving.interceptors import takes_malformed
 from outrider.serving.unread import UnreadStreams
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc
@@ -48,6 +49,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self,
         model: ServedModel,
         targets: TargetPool,
+        records: RequestRecords,
         *,
         max_concurrent: int,
         request_timeout_s: float,
@@ -58,6 +60,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._model = model
         self._tokenizer = model.tokenizer
         self._targets = targets
+        self._records = records
         self._max_concurrent = max_concurrent
         self._request_timeout_s = request_timeout_s
         self._unread = UnreadStreams(stall_s)
@@ -75,18 +78,21 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
+    @takes_malformed
     async def Generate(
-        self, request: pb.GenerateRequest, context: _Context
+        self, request: pb.GenerateRequest | InvalidRequest, context: _Context
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Streams one answer, or several side by side."""
-        with self._admit(), RequestRecord() as record:
+        with self._records.begin(request, context) as record, self._admit():
+            if isinstance(request, InvalidRequest):
+                raise request
             self._check_model(request.model)
             checked = check_generate(
                 request,
                 vocab_size=self._tokenizer.vocab_size,
                 max_prompt_bytes=self._max_prompt_bytes,
             )
-            record.checked(checked.request_id, checked.params.sampling.seed)
+            record.checked(checked)
             route = self._targets.route(checked.params.answer.n)
             # A cancelled handler may be stuck in a yield; this runs all the same.
             context.add_done_callback(lambda _: route.close())
@@ -105,19 +111,23 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 to_token_request(checked, prompt_ids, stopping),
                 self._time_remaining(context),
                 lambda address: record.routed(address, len(prompt_ids)),
+                record.metadata,
             )
 
             def on_stall(error: OutriderError) -> None:
-                record.failed(error)
+                record.end(error)
                 route.close()
 
             try:
                 async with contextlib.aclosing(chunks):
                     async for chunk in chunks:
-                        for response in stream.push(chunk):
+                        responses = stream.push(chunk)
+                        record.received(chunk, responses)
+                        for response in responses:
                             record.sending(response)
                             with self._unread.writing(context, on_stall):
                                 yield response
+                            record.sent(response)
                         if stream.finished:
                             break
                 if not stream.stopped_here:

@@ -35,6 +35,8 @@ _LOAD_TIMEOUT_S = 1.0
 _RETRY_S = 0.25
 _SETTLE_S = 1.0
 
+Metadata = tuple[tuple[str, str], ...]
+
 
 class TargetFailed(OutriderError):
     """A target ended a call with a status that has no class of its own here."""
@@ -164,10 +166,13 @@ class TargetLink:
         self.answers = True
         self._num_others = max(0, status.load.running + status.load.waiting - held)
 
-    def generate(self, request: pb.TokenRequest, timeout_s: float | None) -> TargetCall:
+    def generate(
+        self, request: pb.TokenRequest, timeout_s: float | None, metadata: Metadata = ()
+    ) -> TargetCall:
         """Start a call. `timeout_s` is the client's remaining time."""
         self._num_calls += 1
-        return TargetCall(self._stub.Generate(request, timeout=timeout_s), self._note_end)
+        call = self._stub.Generate(request, timeout=timeout_s, metadata=metadata)
+        return TargetCall(call, self._note_end)
 
     def _note_end(self) -> None:
         self._num_calls -= 1
