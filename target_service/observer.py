@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 _SHORT_BUCKETS = (0.0001, 0.00025, 0.0005, *SECONDS_BUCKETS)
 """For what can be over in less than a millisecond."""
+_K_BUCKETS = (*map(float, range(9)), 12.0, 16.0, 24.0, 32.0, 64.0)
+"""Each k up to the usual limit apart, and none at all from one."""
 _LOOKING_S = 0.0005
 """What a step takes to see that it need not wait for drafts."""
 
@@ -92,7 +94,7 @@ class Observer:
             "window_tokens", "How far an update lets the drafter run ahead.", TOKENS_BUCKETS
         )
         self._round_drafts = histogram(
-            "round_draft_tokens", "Drafts in a round, rounds without any included.", TOKENS_BUCKETS
+            "round_draft_tokens", "Drafts in a round, rounds without any included.", _K_BUCKETS
         )
 
     def waited(self, seconds: float) -> None:
