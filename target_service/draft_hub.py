@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Sequence
 
-from outrider.serving.discovery import REFRESH_S, Resolve, needs_refresh, resolve, resolve_all
+from outrider.serving.discovery import Names, Resolve, resolve
 from protos.outrider.v1 import draft_pb2
 from target_service.draft_client import DraftClient
 from target_service.draft_link import DraftedSequence
@@ -27,10 +27,9 @@ class DraftHub:
         totals: DraftTotals | None = None,
         observer: Observer | None = None,
     ) -> None:
-        self._addresses = addresses
+        self._names = Names(addresses, resolve)
         self._hello = hello
         self._on_arrival = on_arrival
-        self._resolve = resolve
         self._totals = DraftTotals() if totals is None else totals
         self._observer = observer or Observer()
         self._homes: dict[tuple[DraftClient, int], DraftedSequence] = {}
@@ -41,15 +40,16 @@ class DraftHub:
         self._old_frames: Counter[str] = Counter()  # of drafters that are gone
         self._old_attempts = 0
         self.clients: list[DraftClient] = []
-        if not needs_refresh(addresses):
+        if not self._names.may_change:
             self.clients = [self._make_client(address) for address in addresses]
 
     def start(self) -> None:
         """Begin to connect to every drafter, and to look for new ones behind names."""
         for client in self.clients:
             client.start()
-        if needs_refresh(self._addresses):
-            self._discovery = asyncio.create_task(self._discover(), name="drafter discovery")
+        if self._names.may_change:
+            following = self._names.follow(self._discovered)
+            self._discovery = asyncio.create_task(following, name="drafter discovery")
 
     async def stop(self) -> None:
         """Hang up everywhere."""
@@ -111,23 +111,20 @@ class DraftHub:
         """Among equals whoever waits the longest, or under light load one would get it all."""
         return (not client.responsive, client.num_sequences, self._last_opened.get(client, 0))
 
-    async def _discover(self) -> None:
-        """Follow what the names stand for. A drafter that left is kept while it is connected."""
-        while True:
-            wanted = await resolve_all(self._addresses, self._resolve)
-            known = {client.address for client in self.clients}
-            for address in sorted(wanted - known):
-                client = self._make_client(address)
-                self.clients.append(client)
-                client.start()
-            for client in [each for each in self.clients if each.address not in wanted]:
-                if not client.ready:
-                    self.clients.remove(client)
-                    self._last_opened.pop(client, None)
-                    self._old_frames += client.frames
-                    self._old_attempts += client.connect_attempts
-                    await client.stop()
-            await asyncio.sleep(REFRESH_S)
+    async def _discovered(self, addresses: set[str]) -> None:
+        """What the names stand for now. A drafter that left is kept while it is connected."""
+        known = {client.address for client in self.clients}
+        for address in sorted(addresses - known):
+            client = self._make_client(address)
+            self.clients.append(client)
+            client.start()
+        for client in [each for each in self.clients if each.address not in addresses]:
+            if not client.ready:
+                self.clients.remove(client)
+                self._last_opened.pop(client, None)
+                self._old_frames += client.frames
+                self._old_attempts += client.connect_attempts
+                await client.stop()
 
     def _make_client(self, address: str) -> DraftClient:
         client = DraftClient(

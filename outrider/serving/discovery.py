@@ -8,7 +8,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import structlog
+
+log = structlog.get_logger(__name__)
 
 REFRESH_S = 2.0
 
@@ -27,7 +31,7 @@ async def resolve(address: str) -> set[str]:
     loop = asyncio.get_running_loop()
     try:
         infos = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except OSError:
+    except (OSError, UnicodeError):  # the latter for what can be no name, such as "a..b"
         return {address}
     v4 = {f"{info[4][0]}:{port}" for info in infos if info[0] == socket.AF_INET}
     v6 = {f"[{info[4][0]}]:{port}" for info in infos if info[0] == socket.AF_INET6}
@@ -40,9 +44,36 @@ async def resolve_all(addresses: Iterable[str], resolve_one: Resolve = resolve) 
     return set().union(*found)
 
 
-def needs_refresh(addresses: Iterable[str]) -> bool:
-    """Whether any of them is a name, which may stand for others later."""
-    return any(not _is_ip(address.rpartition(":")[0].strip("[]")) for address in addresses)
+class Names:
+    """What a service's addresses stand for, now and later."""
+
+    def __init__(self, addresses: Sequence[str], resolve: Resolve = resolve) -> None:
+        self._addresses = list(addresses)
+        self._resolve = resolve
+        self._behind: dict[str, set[str]] = {}  # what each stood for when it was known last
+
+    @property
+    def may_change(self) -> bool:
+        """Whether any of them is a name, which may stand for others later."""
+        return any(not _is_ip(each.rpartition(":")[0].strip("[]")) for each in self._addresses)
+
+    async def look_up(self) -> set[str]:
+        """All that they stand for; a name that is not known now, for what it did before."""
+        found = await asyncio.gather(*(self._resolve(address) for address in self._addresses))
+        for address, behind in zip(self._addresses, found, strict=True):
+            if behind != {address} or address not in self._behind:
+                self._behind[address] = behind
+        return set().union(*self._behind.values())
+
+    async def follow(self, take: Callable[[set[str]], Awaitable[None]]) -> None:
+        """Give `take` what they stand for, again and again. What fails is logged and tried anew:
+        the process would else never again find a service that moves."""
+        while True:
+            try:
+                await take(await self.look_up())
+            except Exception as error:
+                log.error("discovery failed", addresses=self._addresses, exc_info=error)
+            await asyncio.sleep(REFRESH_S)
 
 
 def _is_ip(host: str) -> bool:

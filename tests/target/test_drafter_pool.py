@@ -7,9 +7,7 @@ import asyncio
 import pytest
 
 from outrider.serving import discovery
-from outrider.serving.discovery import needs_refresh, resolve
 from protos.outrider.v1 import draft_pb2
-from target_service import draft_hub
 from tests.support.draft_scripts import Going
 from tests.support.hub_world import OUTPUT, honest, hub_to
 from tests.support.scripted_drafter import ScriptedDrafter
@@ -17,24 +15,9 @@ from tests.support.scripted_drafter import ScriptedDrafter
 FULL = draft_pb2.SequenceGone.REASON_FULL
 
 
-async def test_an_address_stands_for_itself() -> None:
-    """Addresses are not looked up, of either family."""
-    for address in ("127.0.0.1:50053", "[::1]:50053"):
-        assert await resolve(address) == {address}
-        assert not needs_refresh([address])
-
-
-async def test_a_name_stands_for_its_addresses() -> None:
-    """Known ones are looked up, unknown ones are left to be tried later."""
-    assert await resolve("localhost:50053") in ({"127.0.0.1:50053"}, {"[::1]:50053"})
-    assert await resolve("no-such-name.invalid:1") == {"no-such-name.invalid:1"}
-    assert needs_refresh(["127.0.0.1:1", "localhost:2"])
-    assert await discovery.resolve_all(["127.0.0.1:1", "[::1]:2"]) == {"127.0.0.1:1", "[::1]:2"}
-
-
 async def test_replicas_behind_a_name_come_and_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """A new one gets the next sequence within a moment; one that left the name and died is gone."""
-    monkeypatch.setattr(draft_hub, "REFRESH_S", 0.02)
+    monkeypatch.setattr(discovery, "REFRESH_S", 0.02)
     first, second = ScriptedDrafter(honest()), ScriptedDrafter(honest())
     async with first, second:
         behind = {first.address}
@@ -57,6 +40,28 @@ async def test_replicas_behind_a_name_come_and_go(monkeypatch: pytest.MonkeyPatc
             await first.stop()
             await world.until(lambda: [c.num_sequences for c in world.hub.clients] == [2])
             assert world.hub.clients[0].address == second.address
+
+
+async def test_a_name_that_is_lost_for_a_moment_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The name itself is not met as one more drafter while the name server is away."""
+    monkeypatch.setattr(discovery, "REFRESH_S", 0.001)
+    async with ScriptedDrafter(honest()) as drafter:
+        behind = {drafter.address}
+        num_vain = 0
+
+        async def look_up(address: str) -> set[str]:
+            nonlocal num_vain
+            num_vain += not behind
+            return set(behind) or {address}
+
+        async with hub_to("draft:50053", resolve=look_up) as world:
+            await world.until(lambda: [c.ready for c in world.hub.clients] == [True])
+            (client,) = world.hub.clients
+            behind.clear()
+            await world.until(lambda: num_vain > 3)
+            assert world.hub.clients == [client]
 
 
 async def test_a_full_drafter_sends_a_sequence_to_the_next() -> None:
