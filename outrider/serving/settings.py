@@ -69,6 +69,10 @@ def _check_addresses(name: str, addresses: str) -> None:
         host, _, port = address.rpartition(":")
         if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
             raise SettingsError(f"{name} must be host:port, comma-separated, got {address!r}")
+        try:
+            host.encode("idna")
+        except UnicodeError as error:
+            raise SettingsError(f"{name}: {host!r} cannot be the name of a host") from error
 
 
 def split_addresses(addresses: str) -> list[str]:
@@ -181,7 +185,7 @@ class DraftSettings(_Checked):
     max_sequences: int = setting(256, "Most open sequences.", low=1)
     max_window: int = setting(32, "Most tokens it runs ahead.", low=1, high=256)
     ngram_min: int = setting(1, "Shortest match of the n-gram proposer.", low=1)
-    ngram_max: int = setting(4, "Longest match of the n-gram proposer.", low=1)
+    ngram_max: int = setting(4, "Longest match of the n-gram proposer.", low=1, high=8)
     max_message_bytes: int = setting(
         DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
     )
