@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import structlog
@@ -37,8 +37,12 @@ class Listener(Protocol):
 class DraftLoop:
     """Runs one proposer for the sequences of every stream."""
 
-    def __init__(self, proposer: Proposer) -> None:
+    def __init__(
+        self, proposer: Proposer, on_step: Callable[[int, float], None] | None = None
+    ) -> None:
+        """`on_step(sequences, seconds)` is called behind each step."""
         self._proposer = proposer
+        self._on_step = on_step
         self._wanting: dict[Session, Listener] = {}
         self._wake = asyncio.Event()
         self._num_failed_steps = 0  # in a row, for everybody
@@ -87,6 +91,8 @@ class DraftLoop:
                 self._wanting.pop(session, None)
         self.last_step_s = time.monotonic() - started_s
         self.compute_s += self.last_step_s
+        if self._on_step is not None:
+            self._on_step(len(wanting), self.last_step_s)
 
     async def _step_one_by_one(self, wanting: Mapping[Session, Listener], error: Exception) -> None:
         """Find out for whom a step fails, and go on without them."""

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 
-from draft_service.sessions import Gap, Session, Unsent, Update
+from draft_service.record import End, SequenceRecord
+from draft_service.sessions import Gap, Opening, Session, Unsent, Update
 from outrider.serving.errors import InvalidRequest
 
 
@@ -58,11 +59,15 @@ class SessionBook:
         capacity: Capacity,
         on_open: Callable[[Session], None],
         on_close: Callable[[Session], None],
+        begin: Callable[[int, Opening], SequenceRecord],
     ) -> None:
+        """`begin(sequence id, opening)` makes the record of a new sequence."""
         self._capacity = capacity
         self._on_open = on_open
         self._on_close = on_close
+        self._begin = begin
         self._sessions: dict[int, Session] = {}
+        self._records: dict[int, SequenceRecord] = {}  # by sequence id, as the sessions
         self._unsent: dict[Session, None] = {}  # in the order in which they get their turn
         self._gone: OrderedDict[int, Gone] = OrderedDict()
         self._refused: OrderedDict[int, int] = OrderedDict()  # sequence id to the epoch told
@@ -86,6 +91,7 @@ class SessionBook:
         if update.finished:
             self._refused.pop(update.sequence_id, None)
             self._forget(session)
+            self._end(update.sequence_id, End.FINISHED)
             return None
         if update.epoch <= self._refused.get(update.sequence_id, -1):
             return None
@@ -105,6 +111,7 @@ class SessionBook:
         """It cannot be drafted for here: forget it, and say that there is no place for it."""
         if not session.closed:
             self._forget(session)
+            self._end(session.sequence_id, End.FAILED)
             self._refuse(session.sequence_id, session.epoch, GoneReason.FULL)
 
     def next_unsent(
@@ -121,6 +128,7 @@ class SessionBook:
                 max_with_probs if session.opening.sends_probs else max_tokens
             )
             if unsent is not None:
+                self._records[session.sequence_id].proposed(len(unsent.tokens))
                 self.mark(session)
                 return session, unsent
         return None
@@ -134,6 +142,8 @@ class SessionBook:
         self._closed = True
         for session in list(self._sessions.values()):
             self._forget(session)
+        for sequence_id in list(self._records):
+            self._end(sequence_id, End.LOST)
         self._gone.clear()
         self._refused.clear()
 
@@ -141,6 +151,11 @@ class SessionBook:
         if update.opening is None:
             self._refuse(update.sequence_id, update.epoch, GoneReason.UNKNOWN)
             return None
+        record = self._records.get(update.sequence_id)
+        if record is None:
+            self._records[update.sequence_id] = self._begin(update.sequence_id, update.opening)
+        else:
+            record.resynced()
         if not self._capacity.has_room():
             self._refuse(update.sequence_id, update.epoch, GoneReason.FULL)
             return None
@@ -169,10 +184,12 @@ class SessionBook:
             self._refuse(update.sequence_id, update.epoch, reason)
             return False
         capacity.num_tokens += len(update.tokens)
+        self._records[update.sequence_id].confirmed_len = session.confirmed_len
         self.mark(session)
         return True
 
     def _refuse(self, sequence_id: int, epoch: int, reason: GoneReason) -> None:
+        self._end(sequence_id, End(reason.value))
         self._refused[sequence_id] = epoch
         self._gone[sequence_id] = Gone(sequence_id, epoch, reason)
         # A target that goes on naming sequences without reading the answers gains nothing here.
@@ -181,6 +198,12 @@ class SessionBook:
             self._refused.popitem(last=False)
         while len(self._gone) > most:
             self._gone.popitem(last=False)
+
+    def _end(self, sequence_id: int, end: End) -> None:
+        """Its record, if it has not ended yet, says so."""
+        record = self._records.pop(sequence_id, None)
+        if record is not None:
+            record.end(end)
 
     def _forget(self, session: Session | None) -> None:
         if session is None:

@@ -16,6 +16,7 @@ import structlog
 from draft_service.batch import DraftLoop
 from draft_service.book import Capacity, SessionBook
 from draft_service.proposers.base import Proposer
+from draft_service.record import SequenceRecords
 from draft_service.sessions import Session
 from draft_service.wire import (
     UpdateReader,
@@ -78,6 +79,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         proposer: Proposer,
         loop: DraftLoop,
         capacity: Capacity,
+        records: SequenceRecords,
         *,
         max_window: int,
         instance_id: str,
@@ -87,11 +89,11 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         self._proposer = proposer
         self._loop = loop
         self._capacity = capacity
+        self._records = records
         self._max_window = max_window
         self._instance_id = instance_id
         self._streams: set[_Stream] = set()
         self._closed_with: OutriderError | None = None
-        self._proposed_tokens = 0
 
     async def Speculate(  # named by the contract
         self, request_iterator: AsyncIterator[draft_pb2.SpeculateRequest], context: _Context
@@ -128,13 +130,18 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             weights_fingerprint=identity.weights_fingerprint,
             proposer=identity.proposer,
             load=self._load(),
-            streams=len(self._streams),
-            proposed_tokens=self._proposed_tokens,
+            streams=self.num_streams,
+            proposed_tokens=self._records.proposed_tokens,
             pool=pool_to_proto(self._proposer.pool()),
             instance_id=self._instance_id,
             compute_s=self._loop.compute_s,
             state=self._state,
         )
+
+    @property
+    def num_streams(self) -> int:
+        """Streams that are open."""
+        return len(self._streams)
 
     @property
     def _state(self) -> str:
@@ -149,7 +156,9 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
             stream.end(error)
 
     def _open_stream(self) -> _Stream:
-        book = SessionBook(self._capacity, self._proposer.open, self._close_session)
+        book = SessionBook(
+            self._capacity, self._proposer.open, self._close_session, self._records.begin
+        )
         stream = _Stream(book)
         self._streams.add(stream)
         return stream
@@ -212,7 +221,6 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
                 frame = next_frame(stream.book, max_bytes, now_s)
                 if not frame.proposals and not frame.gone:
                     continue
-                self._proposed_tokens += sum(len(each.tokens) for each in frame.proposals)
                 if now_s >= next_load_s:
                     next_load_s = now_s + _LOAD_EVERY_S
                     frame.load.CopyFrom(self._load())

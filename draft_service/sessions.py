@@ -34,6 +34,8 @@ class Opening:
     """Only ids below it may be proposed; 0: the target did not say."""
     verification: VerificationMode = VerificationMode.EXACT_MATCH
     """How the target checks drafts."""
+    traceparent: str = ""
+    """The target's span for the request; empty if it has none."""
 
     @property
     def sends_probs(self) -> bool:

@@ -111,6 +111,7 @@ class UpdateReader:
             stop_token_ids=frozenset(message.stop_token_ids),
             vocab_size=self._vocab_size,
             verification=verification,
+            traceparent=message.traceparent,
         )
 
 

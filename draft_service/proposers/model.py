@@ -9,7 +9,6 @@ and commits, the device thread computes; an update that comes meanwhile costs on
 from __future__ import annotations
 
 import dataclasses
-import os
 import time
 from collections.abc import Sequence
 
@@ -32,6 +31,7 @@ from outrider.engine.runner import Runner
 from outrider.engine.sampling import BadLogits, TokenChooser, logprobs
 from outrider.engine.sparse_probs import SparseProbs
 from outrider.models.resolve import display_name, resolve
+from outrider.serving.cores import usable_cores
 from outrider.serving.device import DeviceThread
 from outrider.serving.settings import DraftSettings, SettingsError
 
@@ -180,7 +180,7 @@ def _guess(row: torch.Tensor, chooser: TokenChooser, vocab_size: int, share: Sha
 
 def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
     folder = resolve(settings.model)
-    prepare_cpu(settings.threads or os.cpu_count() or 1)
+    prepare_cpu(settings.threads or usable_cores())
     model = LlamaModel.load(folder, settings.dtype, settings.device)
     each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
     size = PoolSize(tokens=settings.kv_tokens)

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draft_service.book import Capacity, Gone, GoneReason, SessionBook
+from draft_service.record import SequenceRecords
 from draft_service.sessions import Opening, Session, Update
 
 OPENING = Opening(prompt_len=1, max_len=1000)
@@ -17,8 +18,10 @@ class Fixture:
     def __init__(self, capacity: Capacity, num_books: int = 1) -> None:
         self.capacity = capacity
         self.known: set[Session] = set()
+        self.records = SequenceRecords()
         self.books = [
-            SessionBook(capacity, self.known.add, self.known.remove) for _ in range(num_books)
+            SessionBook(capacity, self.known.add, self.known.remove, self.records.begin)
+            for _ in range(num_books)
         ]
 
 

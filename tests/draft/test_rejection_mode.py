@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from draft_service.book import Capacity, SessionBook
+from draft_service.record import SequenceRecords
 from draft_service.sessions import Opening, Session, Update
 from draft_service.wire import next_frame
 from outrider.engine.sparse_probs import MAX_SPARSE_ENTRIES, SparseProbs
@@ -33,7 +34,8 @@ def opened(book: SessionBook, sequence_id: int, window: int) -> Session:
 
 def make_book() -> SessionBook:
     """An empty stream."""
-    return SessionBook(Capacity(100, 4096, 2**20), lambda session: None, lambda session: None)
+    capacity = Capacity(100, 4096, 2**20)
+    return SessionBook(capacity, lambda _: None, lambda _: None, SequenceRecords().begin)
 
 
 def test_frames_keep_to_their_size_with_full_distributions() -> None:
