@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import time
 from dataclasses import dataclass, field
 
 from outrider.engine.numerics import prepare_cpu
+from outrider.serving.cores import usable_cores
 
-THREADS = os.cpu_count() or 1
+THREADS = usable_cores()
 prepare_cpu(THREADS)  # before anything imports torch
 
 from outrider.engine.block_pool import BlockPool  # noqa: E402
@@ -179,12 +179,15 @@ def main() -> None:
     bench = Bench(args.model, args.requests)
     forms = {"continuous": bench.continuous, "trimmed": bench.trimmed, "padded": bench.padded}
     bench.continuous()  # warm
-    rounds = [{name: run() for name, run in forms.items()} for _ in range(args.pairs)]
     print("tokens/s: continuous   trimmed    padded   ratio to trimmed   ratio to padded")
-    for each in rounds:
+    rounds = []
+    for _ in range(args.pairs):
+        each = {name: run() for name, run in forms.items()}
+        rounds.append(each)
         ours, trimmed, padded = (each[name].tokens_per_s for name in forms)
         print(
-            f"{ours:20.1f}{trimmed:10.1f}{padded:10.1f}{ours / trimmed:19.2f}{ours / padded:18.2f}"
+            f"{ours:20.1f}{trimmed:10.1f}{padded:10.1f}{ours / trimmed:19.2f}{ours / padded:18.2f}",
+            flush=True,
         )
     report: dict[str, object] = {
         "requests": args.requests,
