@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import uuid
 from collections.abc import Sequence
 
@@ -19,6 +18,7 @@ from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import numerics_id, prepare_cpu
 from outrider.engine.runner import Runner
 from outrider.models.resolve import display_name, resolve
+from outrider.serving.cores import usable_cores
 from outrider.serving.device import DeviceThread
 from outrider.serving.handshake import MAX_FRAME_BYTES, protocol_version
 from outrider.serving.health import SetHealthy
@@ -147,7 +147,7 @@ class TargetService:
     def _load(self) -> tuple[Runner, Identity]:
         settings = self._settings
         folder = resolve(settings.model)
-        prepare_cpu(settings.threads or os.cpu_count() or 1)
+        prepare_cpu(settings.threads or usable_cores())
         model = LlamaModel.load(folder, settings.dtype, settings.device)
         size = PoolSize(
             settings.kv_tokens, settings.kv_blocks, settings.kv_bytes, settings.kv_fraction

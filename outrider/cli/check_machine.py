@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.finding import Finding, ok, problem, warning
+from outrider.serving.cores import usable_cores
 from outrider.serving.settings import DraftSettings, TargetSettings
 
 # Package, the extra that brings it (None: the base install), and whether it may be missing.
@@ -85,17 +86,6 @@ def _number(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", version.split("+")[0])[:3])
 
 
-def usable_cores() -> int:
-    """Cores that this process may run on, or as many as its container may use."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        cores = min(cores or 1, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such file, or "max"
-        pass
-    return cores or 1
-
-
 def _cpu() -> Finding:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -116,10 +106,10 @@ def _cpu() -> Finding:
 
 def _threads(target: TargetSettings, draft: DraftSettings | None) -> Finding:
     cores = usable_cores()
-    wanted = target.threads or os.cpu_count() or 1
+    wanted = target.threads or cores
     helper = 0
     if draft is not None and draft.proposer == "model":
-        helper = draft.threads or os.cpu_count() or 1
+        helper = draft.threads or cores
     text = f"{cores} cores to use; a target step takes {wanted} threads"
     if helper:
         text += f", a draft step {helper}"

@@ -12,6 +12,7 @@ import click
 
 from outrider.cli.options import SERVICES, build, config_option, service_options
 from outrider.model_error import ModelError
+from outrider.serving.cores import usable_cores
 from outrider.serving.errors import OutriderError
 from outrider.serving.settings import SettingsError
 
@@ -28,7 +29,7 @@ def _set_threads(threads: int) -> None:
 
     Two services whose idle threads spin on shared cores slow each other down several times.
     """
-    os.environ["OMP_NUM_THREADS"] = str(threads or os.cpu_count() or 1)
+    os.environ["OMP_NUM_THREADS"] = str(threads or usable_cores())
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
