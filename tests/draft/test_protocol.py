@@ -305,7 +305,7 @@ async def test_a_target_that_does_not_read_costs_nothing(draft: RunningDraft) ->
                 proposals = (await stream.receive()).proposals
                 num_proposals += len(proposals)
                 newest = max(each.epoch for each in proposals)
-        assert num_proposals < num_rounds * 3 // 2
+        assert num_proposals < 2 * num_rounds  # of three times as many updates
         assert (await draft.status()).load.sessions == 3
 
 
