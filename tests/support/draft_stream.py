@@ -18,6 +18,7 @@ from draft_service.service import DraftService, make_proposer
 from outrider.serving.channel import open_channel
 from outrider.serving.server import listening
 from outrider.serving.settings import DraftSettings
+from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, sampling_pb2
 
 WAIT_S = 10.0
@@ -232,14 +233,14 @@ async def dial(
 
 @contextlib.asynccontextmanager
 async def run_draft_service(
-    settings: DraftSettings, proposer: Proposer | None = None
+    settings: DraftSettings, proposer: Proposer | None = None, *, tracing: Tracing | None = None
 ) -> AsyncIterator[RunningDraft]:
     """A draft service on a free port of this event loop; `proposer` replaces the settings' one."""
 
     async def given(settings: DraftSettings) -> Proposer:
         return proposer
 
-    service = DraftService(settings, given if proposer is not None else make_proposer)
+    service = DraftService(settings, given if proposer is not None else make_proposer, tracing)
     async with listening(service, "127.0.0.1", 0) as server:
         yield RunningDraft(f"127.0.0.1:{server.port}", service)
 

@@ -18,6 +18,7 @@ from outrider.engine.fingerprints import token_table_hash
 from outrider.serving.channel import open_channel
 from outrider.serving.server import listening
 from outrider.serving.settings import GatewaySettings
+from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2, target_pb2
 from tests.support.scripted_target import Script, ScriptedTarget, serving
@@ -156,11 +157,11 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def gateway_on(
-    folder: Path, targets: Sequence[str], **settings: object
+    folder: Path, targets: Sequence[str], *, tracing: Tracing | None = None, **settings: object
 ) -> AsyncIterator[Gateway]:
     """A gateway for this folder, without waiting for its targets."""
     service = GatewayService(
-        GatewaySettings(model=str(folder), targets=",".join(targets), **settings)
+        GatewaySettings(model=str(folder), targets=",".join(targets), **settings), tracing
     )
     async with listening(service, "127.0.0.1", 0) as running:
         address = f"127.0.0.1:{running.port}"
@@ -170,12 +171,12 @@ async def gateway_on(
 
 @contextlib.asynccontextmanager
 async def gateway_with(
-    folder: Path, script: Script, **settings: object
+    folder: Path, script: Script, *, tracing: Tracing | None = None, **settings: object
 ) -> AsyncIterator[tuple[Gateway, ScriptedTarget]]:
     """A ready gateway in front of one scripted target."""
     async with (
         serving(script, target_status(folder)) as target,
-        gateway_on(folder, [target.address], **settings) as gateway,
+        gateway_on(folder, [target.address], tracing=tracing, **settings) as gateway,
     ):
         await gateway.wait_health(True)
         yield gateway, target
