@@ -32,7 +32,7 @@ class DraftGate:
         self._since: dict[Request, float] = {}
         self._answered: set[Request] = set()
         self._sitting_out: set[Request] = set()
-        self._patience = 1.0
+        self._deadlines: dict[Request, float] = {}
 
     def nudge(self) -> None:
         """Something has changed that may end a wait."""
@@ -46,14 +46,17 @@ class DraftGate:
         ready = [request for request in running if not request.output.full]
         self._wish(ready, started)
         lacking = {each for each in self._wishes if self._lacks(each)}
-        # What one gains by waiting, everybody in the step pays for.
-        self._patience = len(lacking) / max(1, len(ready))
+        share = len(lacking) / max(1, len(ready))
+        self._deadlines = {
+            each: self._since[each] + each.window.wait_s(self._wishes[each], share)
+            for each in lacking
+        }
         lacking = self._still_lacking(lacking)
         while lacking:
             others = len(waiting) > 0 or any(each not in lacking for each in ready)
             if may_sit_out and others and all(map(_is_fixed, lacking)):
                 break
-            deadline = min(self._deadline(request) for request in lacking)
+            deadline = min(self._deadlines[request] for request in lacking)
             self._arrived.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(deadline - time.monotonic()):
@@ -107,6 +110,7 @@ class DraftGate:
             self._hub.close(request.drafts)
         self._since.pop(request, None)
         self._wishes.pop(request, None)
+        self._deadlines.pop(request, None)
         self._sitting_out.discard(request)
         self._arrived.set()
 
@@ -128,10 +132,12 @@ class DraftGate:
         """Those of them that go on waiting; what the others waited is noted."""
         now = time.monotonic()
         lacking = {request for request in lacking if not request.ended}
-        expired = {request for request in lacking if now >= self._deadline(request)}
+        expired = {request for request in lacking if now >= self._deadlines[request]}
         for request in expired:
-            if self._wishes[request].wait_s > 0 and request.drafts is not None:
-                request.window.observe_latency(2 * self._wishes[request].wait_s)
+            waited = self._deadlines[request] - self._since[request]
+            if waited > 0 and request.drafts is not None:
+                # They take longer than that, and nobody knows how much.
+                request.window.observe_latency(2 * waited)
                 self._hub.note_vain_wait(request.drafts)
         served = {request for request in lacking - expired if not self._lacks(request)}
         for request in served:
@@ -145,11 +151,7 @@ class DraftGate:
             return False
         wish = self._wishes[request]
         wanted = min(wish.k, request.room_for_drafts, self._hub.granted(drafts))
-        return len(drafts.tail.tokens) < wanted and not drafts.tail.exhausted
-
-    def _deadline(self, request: Request) -> float:
-        patience = 1.0 if _is_fixed(request) else self._patience
-        return self._since[request] + self._wishes[request].wait_s * patience
+        return len(drafts.tail.tokens) < wanted and not drafts.tail.settled
 
     def _tell_drafter(self, request: Request, window: int) -> None:
         if request.drafts is not None and not request.ended:

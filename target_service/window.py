@@ -29,8 +29,8 @@ _PROBE_AFTER_S = (0.5, 1.0, 2.0, 4.0)
 _PROBE_MISSES = 6
 """The same while probing: enough for drafts that come three rounds late."""
 _PROBE_TOKENS = 2
-_LATENCY_FADES = 0.97
-"""Each wish forgets this much of a latency that keeps a step from waiting, so it is tried again."""
+_LATENCY_FADES = 0.94
+"""What is left of a latency that kept a step from waiting, so that waiting is tried again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +41,8 @@ class Wish:
     """Draft tokens to verify."""
     window: int
     """How far the drafter may run ahead. 0 asks for nothing."""
-    wait_s: float
-    """How long the step may wait for them."""
+    worth_s: float
+    """How long waiting for them is worth it, for this sequence alone."""
 
 
 NO_DRAFTS = Wish(0, 0, 0.0)
@@ -134,12 +134,23 @@ class SequenceWindow:
             if now_s < self._next_probe_s:
                 return NO_DRAFTS
             k = min(_PROBE_TOKENS, self._cap)
-            return Wish(k, self._window(k), self._wait_s(k))
+            return Wish(k, self._window(k), self._worth_s(k))
         k = self._best_k()
         if k == 0:
             self._pause(now_s)
             return NO_DRAFTS
-        return Wish(k, self._window(k), self._wait_s(k))
+        return Wish(k, self._window(k), self._worth_s(k))
+
+    def wait_s(self, wish: Wish, share: float) -> float:
+        """How long a step should wait, of which this share gains by it: what one gains, everybody
+        in the step pays for. Not at all where drafts are known to come later than that."""
+        if self._mode is SpeculationMode.FIXED:
+            return wish.worth_s
+        limit = wish.worth_s * share
+        if self._latency_s is not None and self._latency_s > limit:
+            self._latency_s *= _LATENCY_FADES
+            return 0.0
+        return limit
 
     def observe(self, outcome: Round, now_s: float) -> None:
         """Take in a round for which drafts were wished."""
@@ -181,15 +192,11 @@ class SequenceWindow:
                 best, best_gain = k, gain
         return best
 
-    def _wait_s(self, k: int) -> float:
+    def _worth_s(self, k: int) -> float:
         """Waiting pays up to the time that the expected extra tokens would cost without drafts."""
         rate = self._stood / self._tried
         gained = sum(rate**j for j in range(1, k + 1)) * self._cost.step_s / 2
-        limit = min(self._max_wait_s, gained) if self._cost.step_s else self._max_wait_s
-        if self._latency_s is not None and self._latency_s > limit:
-            self._latency_s *= _LATENCY_FADES
-            return 0.0
-        return limit
+        return min(self._max_wait_s, gained) if self._cost.step_s else self._max_wait_s
 
     def _pause(self, now_s: float) -> None:
         pause = _PROBE_AFTER_S[min(self._num_probes, len(_PROBE_AFTER_S) - 1)]

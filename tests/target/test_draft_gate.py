@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from outrider.params import SpeculationMode
 from target_service.window import Wish
 from tests.support.draft_scripts import Drafting, Empty, Perfect
@@ -60,5 +62,23 @@ async def test_one_slow_sequence_costs_its_neighbours_their_share_only() -> None
             await asyncio.sleep(0.001)
         steps, waited = target.model.num_steps, target.batcher.draft_wait_s - waited
         assert waited <= steps * (0.2 / 4 + 0.02)
+        for request in [lonely, *others]:
+            target.batcher.cancel(request)
+
+
+async def test_a_wait_that_was_cut_short_counts_as_long_as_it_was() -> None:
+    """One of four gives up after a quarter of what waiting is worth to it: all that it has learned
+    is that its drafts take longer than that quarter."""
+    async with running_target() as target:
+        wish = Wish(2, 5, 1.0)
+        lonely = target.submit(long_prompt(1), 20, mode=SpeculationMode.AUTO)
+        others = [target.submit(long_prompt(n), 20) for n in (2, 3, 4)]
+        learned: list[float] = []
+        lonely.window.wish = lambda now_s: wish  # type: ignore[method-assign]
+        lonely.window.observe_latency = learned.append  # type: ignore[method-assign]
+        target.hub.late = True
+        while not learned:
+            await asyncio.sleep(0.001)
+        assert learned[0] == pytest.approx(2 * 0.25)
         for request in [lonely, *others]:
             target.batcher.cancel(request)

@@ -9,7 +9,14 @@ from dataclasses import dataclass, field
 import pytest
 
 from outrider.params import SpeculationMode, SpeculationParams
-from target_service.window import NO_DRAFTS, Round, SequenceWindow, StepCost, Wish
+from target_service.window import (
+    FIXED_WAIT_S,
+    NO_DRAFTS,
+    Round,
+    SequenceWindow,
+    StepCost,
+    Wish,
+)
 
 CAP, MAX_WINDOW, MAX_WAIT_S, STEP_S = 8, 16, 0.05, 0.04
 
@@ -54,6 +61,8 @@ class Simulation:
     """From confirming to having drafts; when no step waits this long there are none."""
     empty: bool = False
     """The drafter answers that it has nothing."""
+    share: float = 1.0
+    """Of those in a step, who gain by waiting."""
     now_s: float = 0.0
     wishes: list[Wish] = field(default_factory=list)
     waited_s: float = 0.0
@@ -70,12 +79,13 @@ class Simulation:
         if wish.k == 0:
             self.now_s += STEP_S
             return
-        there = self.latency_s <= wish.wait_s
-        waited = min(self.latency_s, wish.wait_s)
+        wait_s = self.window.wait_s(wish, self.share)
+        there = self.latency_s <= wait_s
+        waited = min(self.latency_s, wait_s)
         if there:
             self.window.observe_latency(waited)
-        elif wish.wait_s:
-            self.window.observe_latency(2 * wish.wait_s)
+        elif wait_s:
+            self.window.observe_latency(2 * wait_s)
         self.waited_s += waited
         self.now_s += waited + STEP_S
         drafted = wish.k if there and not self.empty else 0
@@ -178,7 +188,7 @@ def test_fixed_keeps_asking_whatever_happens():
     wrong = Simulation(make_window(SpeculationMode.FIXED, 4), lambda _: False)
     late = Simulation(make_window(SpeculationMode.FIXED, 4), lambda _: True, latency_s=10.0)
     assert {wish.k for wish in wrong.run(100) + late.run(100)} == {4}
-    assert all(wish.wait_s > 0 for wish in wrong.wishes)
+    assert all(wrong.window.wait_s(wish, 1.0) > 0 for wish in wrong.wishes)
 
 
 @pytest.mark.parametrize("mode", [SpeculationMode.AUTO, SpeculationMode.FIXED])
@@ -196,13 +206,36 @@ def test_no_wait_beyond_its_limit_nor_for_what_comes_too_late():
     rng = random.Random(2)
     window = make_window()
     simulation = Simulation(window, lambda _: rng.random() < 0.7)
-    assert all(0 <= wish.wait_s <= MAX_WAIT_S for wish in simulation.run(200))
+    assert all(0 <= wish.worth_s <= MAX_WAIT_S for wish in simulation.run(200))
     for _ in range(20):
         window.observe_latency(1.0)
-    assert window.wish(simulation.now_s).wait_s == 0
-    assert make_window(cost=StepCost()).wish(0.0).wait_s <= MAX_WAIT_S
+    assert window.wait_s(window.wish(simulation.now_s), 1.0) == 0
+    assert make_window(cost=StepCost()).wish(0.0).worth_s <= MAX_WAIT_S
     tiny = make_window(cost=measured_cost(base_s=0.001, row_s=0.0))
-    assert tiny.wish(0.0).wait_s < 0.003
+    assert tiny.wish(0.0).worth_s < 0.003
+
+
+def test_a_wait_is_cut_to_the_share_that_gains_and_is_worth_it_or_not_made():
+    """Drafts that take half as long as they are worth: alone a sequence waits for them; where it is
+    one of four, waiting would be in vain, and so there is none. FIXED waits in any case."""
+    window = make_window()
+    wish = window.wish(0.0)
+    assert window.wait_s(wish, 0.25) == wish.worth_s / 4
+    window.observe_latency(wish.worth_s / 2)
+    assert window.wait_s(wish, 0.25) == 0
+    assert window.wait_s(wish, 1.0) == wish.worth_s
+    fixed = make_window(SpeculationMode.FIXED, 4)
+    fixed.observe_latency(100.0)
+    assert fixed.wait_s(fixed.wish(0.0), 0.25) == FIXED_WAIT_S
+
+
+def test_short_waits_in_vain_are_tried_again_but_not_at_every_step():
+    """Beside three others, for drafts that come a little later than its share of patience."""
+    window = make_window()
+    worth_s = window.wish(0.0).worth_s
+    simulation = Simulation(window, lambda _: True, latency_s=worth_s / 2, share=0.25)
+    simulation.run(100)
+    assert 0 < simulation.waited_s < 0.2 * 100 * worth_s / 4
 
 
 @pytest.mark.parametrize("seed", range(5))
