@@ -222,7 +222,10 @@ class DraftTail:
         elif proposal.seen_len < self._valid_from:
             self._refuse(Arrival.STALE, Unused.STALE, tokens)
         elif proposal.start > self.end:
-            self.needs_resync = True
+            if tokens:
+                self.needs_resync = True
+            else:  # nothing that would be of use behind the prefix, sent once more
+                self._nothing_usable_behind = self.end
             self._refuse(Arrival.GAP, Unused.GAP, tokens)
         else:
             self._use(proposal, probs)

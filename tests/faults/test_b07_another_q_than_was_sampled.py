@@ -158,3 +158,27 @@ async def test_a_draft_without_its_distribution_is_no_draft(tiny_model: Path, dr
         assert drafts.drafted == 0
         assert drafts.unused["malformed"] > 0
         assert drafts.frames["malformed"] > 0
+
+
+@pytest.mark.parametrize("mode", ["MODE_AUTO", "MODE_FIXED"])
+async def test_right_drafts_without_distributions_are_plain_steps(
+    tiny_model: Path, mode: str
+) -> None:
+    """A drafter whose tokens are right, so that it goes on behind them, but that never says what
+    they were drawn from: no step waits long for it, and no prefix is sent twice."""
+    text = list(PROMPT)
+    request = make_request(PROMPT, 40, temperature=0.8, seed=5)
+    request.speculation.verification = REJECTION
+    async with (
+        ScriptedDrafter(Drawing(lambda history, chance: (text[len(history)], None))) as drafter,
+        running_target(tiny_model, drafters=drafter.address) as target,
+    ):
+        await wait_for_drafters(target)
+        off = await target.ids(request)
+        text += off
+        request.speculation.mode = sampling_pb2.SpeculationParams.Mode.Value(mode)
+        request.speculation.max_draft_tokens = 4
+        assert await target.ids(request) == off
+        drafts = (await target.status()).speculation
+        assert (drafts.drafted, drafts.frames["resync"]) == (0, 0)
+        assert drafts.unused["malformed"] >= 30

@@ -86,6 +86,36 @@ def test_a_draft_without_a_chance_ends_its_proposal(bad: SparseProbs | None) -> 
     assert totals.arrivals == {Arrival.USED: 1, Arrival.MALFORMED: 2}
 
 
+def test_drafts_that_never_have_distributions_are_no_gap() -> None:
+    """A drafter that sends none goes on behind what could not be used. The prefix once more would
+    change nothing; and whoever waits for more of it, waits in vain."""
+    confirmed = [0, 1, 2]
+    tail, totals = make_tail(confirmed)
+    tail.add(ProposedTokens(1, 3, 3, [5, 6, 7]))
+    assert tail.settled and not tail.exhausted
+    confirmed.append(5)
+    tail.advance(0, 1)
+    assert not tail.settled
+    tail.add(ProposedTokens(1, 4, 6, [8]))
+    assert tail.settled and not tail.needs_resync
+    confirmed.append(6)
+    tail.advance(0, 1)
+    tail.add(ProposedTokens(1, 5, 7, []))
+    assert tail.settled and not tail.exhausted and not tail.needs_resync
+    assert totals.unused == {Unused.MALFORMED: 4}
+    tail.add(proposed(7, 9, seen=5))
+    assert tail.needs_resync
+
+
+def test_nothing_is_waited_for_behind_a_draft_without_its_distribution() -> None:
+    """The rest of the round will not come; a better proposal is used all the same."""
+    tail, _ = make_tail([0, 1, 2])
+    tail.add(ProposedTokens(1, 3, 3, [5, 6], [probs_for(5), None]))
+    assert tail.tokens == [5] and tail.settled
+    tail.add(proposed(4, 6, 7))
+    assert tail.tokens == [5, 6, 7] and not tail.settled
+
+
 def test_any_history_keeps_them_together() -> None:
     """Random proposals, rounds, restarts and ends: one distribution a token, its own."""
     rng = random.Random(1)
