@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from outrider.engine.config import ModelConfig
@@ -12,6 +15,9 @@ from target_service.draft_client import DraftClient
 from target_service.draft_hub import DraftHub
 from target_service.draft_tail import DraftTotals
 from target_service.scheduler import Scheduler
+
+_CHECK_EVERY_S = 10.0
+"""A check of a large pool takes as long as a step, and every gateway asks once a second."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +32,10 @@ class Identity:
 
 
 def wasted_slots(scheduler: Scheduler) -> int:
-    """Slots in used blocks that hold no token."""
-    pool = scheduler.pool
-    held = sum(each.sequence.num_computed for each in scheduler.running)
-    return max(0, pool.num_used * pool.block_size - held)
+    """Slots in used blocks that hold no token. Shared blocks are full, so they add none."""
+    tables = [(each.sequence, len(each.sequence.block_table)) for each in scheduler.running]
+    size = scheduler.pool.block_size
+    return sum(num_blocks * size - sequence.num_computed for sequence, num_blocks in tables)
 
 
 def drafter_state(client: DraftClient) -> str:
@@ -49,6 +55,7 @@ class StatusReporter:
         hub: DraftHub,
         drafts: DraftTotals,
         max_waiting: int,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._identity = identity
         self._model = model
@@ -57,6 +64,9 @@ class StatusReporter:
         self._hub = hub
         self._drafts = drafts
         self._max_waiting = max_waiting
+        self._clock = clock
+        self._checked_s = -math.inf
+        self._integrity_errors: list[str] = []
 
     def report(self) -> target_pb2.TargetGetStatusResponse:
         """The state of this moment."""
@@ -111,9 +121,16 @@ class StatusReporter:
             free=pool.num_free,
             used=pool.num_used,
             block_size=pool.block_size,
-            integrity_errors=scheduler.check_integrity(),
+            integrity_errors=self._check_integrity(),
             wasted_slots=wasted_slots(scheduler),
         )
+
+    def _check_integrity(self) -> list[str]:
+        """Of this moment while nothing runs, else at most `_CHECK_EVERY_S` old."""
+        scheduler, now = self._batcher.scheduler, self._clock()
+        if not scheduler.running or now - self._checked_s >= _CHECK_EVERY_S:
+            self._checked_s, self._integrity_errors = now, scheduler.check_integrity()
+        return self._integrity_errors
 
     def _drafters(self) -> list[target_pb2.DrafterStatus]:
         return [
