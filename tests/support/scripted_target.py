@@ -55,6 +55,8 @@ class Seen:
     """What the target noticed."""
 
     requests: list[target_pb2.TokenRequest] = field(default_factory=list)
+    metadata: list[dict[str, str]] = field(default_factory=list)
+    """Of each request."""
     time_remaining_s: list[float | None] = field(default_factory=list)
     running: int = 0
     cancelled: int = 0
@@ -89,6 +91,7 @@ class ScriptedTarget(target_pb2_grpc.TargetServicer):
         """Plays the script."""
         script, seen = self.script, self.seen
         seen.requests.append(request)
+        seen.metadata.append(dict(context.invocation_metadata()))
         seen.time_remaining_s.append(context.time_remaining())
         if script.refuse is not None:
             raise script.refuse
