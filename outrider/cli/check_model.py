@@ -14,6 +14,7 @@ from pathlib import Path
 from outrider.cli.finding import Finding, ok, problem, warning
 from outrider.engine.config import ModelConfig
 from outrider.engine.memory import DoesNotFit, PoolSize, block_bytes, free_host_bytes
+from outrider.engine.weight_files import weight_files
 from outrider.model_error import ModelError
 from outrider.models import catalogue, store
 from outrider.models.gguf_import import GgufSource
@@ -63,9 +64,7 @@ def _check(
     folder, how = found
     try:
         config = ModelConfig.load(folder)
-        parameters = sum(count_parameters(path) for path in sorted(folder.glob("*.safetensors")))
-        if not parameters:
-            raise ModelError(f"{folder} holds no safetensors weights")
+        parameters = sum(count_parameters(path) for path in weight_files(folder))
     except ModelError as error:
         yield problem(topic, str(error), "give another model, or fetch this one again")
         return

@@ -6,6 +6,7 @@ import hashlib
 from pathlib import Path
 
 from outrider.engine.config import read_json
+from outrider.engine.weight_files import weight_files
 from outrider.model_error import ModelError
 
 _CHUNK_BYTES = 1 << 22
@@ -51,13 +52,10 @@ def _token_table(folder: Path) -> dict[int, str]:
 
 def weights_fingerprint(folder: Path) -> str:
     """SHA-256 in hex over config.json and the weight files."""
-    names = sorted(path.name for path in folder.glob("*.safetensors"))
-    if not names:
-        raise ModelError(f"{folder} holds no safetensors files")
     digest = hashlib.sha256()
-    for name in ("config.json", *names):
-        digest.update(name.encode() + b"\0")
-        with (folder / name).open("rb") as file:
+    for path in (folder / "config.json", *weight_files(folder)):
+        digest.update(path.name.encode() + b"\0")
+        with path.open("rb") as file:
             while chunk := file.read(_CHUNK_BYTES):
                 digest.update(chunk)
     return digest.hexdigest()

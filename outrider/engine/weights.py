@@ -10,24 +10,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from outrider.engine.config import FORMATS, read_json
+from outrider.engine.config import FORMATS
+from outrider.engine.weight_files import weight_files
 from outrider.model_error import ModelError
-
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-
-def weight_files(folder: Path) -> list[Path]:
-    """The folder's weight files in a fixed order; ModelError if there are none."""
-    if (folder / INDEX_FILE).exists():
-        names = set(read_json(folder / INDEX_FILE).get("weight_map", {}).values())
-        outside = sorted(name for name in names if Path(name).name != name)
-        if outside or not names:
-            raise ModelError(f"{folder / INDEX_FILE}: not a list of files beside it {outside}")
-        return [folder / name for name in sorted(names)]
-    if (folder / SINGLE_FILE).exists():
-        return [folder / SINGLE_FILE]
-    raise ModelError(f"{folder} holds neither {SINGLE_FILE} nor {INDEX_FILE}")
 
 
 def load_weights(folder: Path, dtype: torch.dtype, device: torch.device) -> dict[str, torch.Tensor]:

@@ -12,6 +12,7 @@ import pytest
 
 from outrider.engine.config import ModelConfig, ModelError
 from outrider.engine.fingerprints import num_tokens, token_table_hash, weights_fingerprint
+from outrider.engine.weight_files import weight_files
 from tests.support.tiny_models import make_tiny_model, save_tokenizer
 
 
@@ -76,9 +77,39 @@ def test_weights_fingerprint_sees_weights_and_config(tmp_path: Path) -> None:
     assert weights_fingerprint(first) != weights_fingerprint(other)
 
 
+def test_only_the_weights_that_are_loaded_count(tmp_path: Path) -> None:
+    """The same weights in another layout beside them, as some publish them, change nothing."""
+    folder = make_tiny_model(tmp_path)
+    before = weights_fingerprint(folder)
+    (folder / "consolidated.safetensors").write_bytes(b"the same in another layout")
+    assert weights_fingerprint(folder) == before
+
+
+@pytest.mark.parametrize(
+    ("index", "reason"),
+    [
+        (None, r"neither model\.safetensors nor"),
+        ({"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}, "lacks model-2"),
+        ({"weight_map": {}}, "not a list of files"),
+        ({"weight_map": 7}, "not a list of files"),
+        ({"weight_map": {"a": "../model-1.safetensors"}}, "not a list of files"),
+        ({"weight_map": {"a": 7}}, "not a list of files"),
+    ],
+    ids=json.dumps,
+)
+def test_missing_weights_are_named(tmp_path: Path, index: object, reason: str) -> None:
+    """No file, an index that speaks of others than there are, an index that is none."""
+    (tmp_path / "model-1.safetensors").write_bytes(b"")
+    if index is not None:
+        (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(ModelError, match=reason):
+        weight_files(tmp_path)
+
+
 def test_policy_files_need_no_torch() -> None:
     """Scheduling, configs and fingerprints can be used where torch is not installed."""
     modules = ("batch", "block_pool", "config", "fingerprints", "numerics", "sequence")
+    modules += ("memory", "prefix", "sparse_probs", "weight_files")
     code = ";".join(f"import outrider.engine.{name}" for name in modules)
     code += ";import sys;sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=15, check=False).returncode == 0
