@@ -15,7 +15,7 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The single file, or the shards of the index in a fixed order; ModelError if one is missing."""
+    """The single file, or the index's shards in a fixed order; ModelError if one is missing."""
     paths = _shards(folder) if (folder / INDEX_FILE).exists() else [folder / SINGLE_FILE]
     missing = [path.name for path in paths if not path.is_file()]
     if missing == [SINGLE_FILE]:
