@@ -12,13 +12,17 @@ import grpc
 import pytest
 from structlog.testing import capture_logs
 
+from gateway.service import GatewayService
 from gateway.tokenizer import ModelTokenizer
+from outrider.serving.channel import open_channel
 from outrider.serving.errors import EngineFailed, Unavailable
+from outrider.serving.server import listening
+from outrider.serving.settings import GatewaySettings
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import sampling_pb2
-from tests.support.gateways import gateway_with, until
+from tests.support.gateways import Gateway, gateway_with, target_status, until
 from tests.support.otlp import Spans
-from tests.support.scripted_target import Script
+from tests.support.scripted_target import Script, serving
 
 SECRET = "Pack my box with five dozen liquor jugs."
 ANSWER = "The quick brown fox"
@@ -189,3 +193,27 @@ async def test_a_fault_of_the_telemetry_fails_no_request(
     said = [line["where"] for line in lines if line["event"] == "telemetry failed"]
     assert len(said) == len(set(said))
     assert len(requests_in(lines)) == 3
+
+
+async def test_a_request_that_the_shutdown_ends_has_failed(tiny_folder: Path) -> None:
+    """Its client has not left: it is told UNAVAILABLE, and the line says so too."""
+    with capture_logs() as lines:
+        async with serving(Script([5] * 9, hang_after=2), target_status(tiny_folder)) as target:
+            settings = GatewaySettings(model=str(tiny_folder), targets=target.address)
+            service = GatewayService(settings)
+            async with (
+                listening(service, "127.0.0.1", 0) as running,
+                open_channel(f"127.0.0.1:{running.port}") as channel,
+            ):
+                gateway = Gateway("", channel, service)
+                await gateway.wait_health(True)
+                asking = asyncio.create_task(gateway.ask(pb.GenerateRequest(text="x")))
+                await until(lambda: service._metrics.totals.delivered_tokens == 2)
+                await service.drain()
+                assert await running.calls.drain(0.01) == 1
+                with pytest.raises(grpc.aio.AioRpcError) as caught:
+                    await asking
+                assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
+    (line,) = requests_in(lines)
+    assert (line["outcome"], line["code"]) == ("failed", "unavailable")
+    assert line["error"] == "the service is shutting down"
