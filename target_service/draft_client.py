@@ -255,13 +255,14 @@ class DraftClient:
         seen_len = _IMPOSSIBLE if mismatched else proposal.seen_len
         probs: list[SparseProbs | None] = []
         if link.facts.verification is VerificationMode.REJECTION:
-            probs = [sparse_probs_from_proto(each) for each in proposal.sparse_probs]
+            meant = proposal.sparse_probs[: len(proposal.tokens)]
+            probs = [sparse_probs_from_proto(each) for each in meant]
         link.tail.add(
             ProposedTokens(proposal.epoch, seen_len, proposal.start, proposal.tokens, probs)
         )
         if link.tail.needs_resync:
             self._resync(link, Unused.GAP)
-        elif link.tail.tokens or link.tail.exhausted:
+        elif link.tail.exhausted or (link.tail.tokens and not link.tail.settled):
             link.num_resyncs = 0
 
     def _take_gone(self, gone: draft_pb2.SequenceGone) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 from outrider.engine.sparse_probs import SparseProbs
@@ -150,7 +150,8 @@ class DraftTail:
         if not self._in_round:
             self._align(proposal)
         elif len(self._held) < _MAX_HELD and len(proposal.tokens) <= _MAX_HELD_TOKENS:
-            self._held.append(proposal)
+            # A copy: tokens may come as part of a message that is a thousand times as large.
+            self._held.append(replace(proposal, tokens=list(proposal.tokens)))
         else:
             self._refuse(Arrival.FLOOD, Unused.WINDOW, proposal.tokens)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 
 from target_service.draft_tail import (
@@ -134,6 +136,23 @@ def test_what_arrives_during_a_round_waits_for_its_end():
     made.advance(1, 2)
     assert (made.tokens, made.num_open) == ([7, 8], 2)
     assert totals.unused == {Unused.LATE: 1}
+
+
+def test_what_waits_keeps_only_its_tokens():
+    """Not the message that they came in, which may be much larger."""
+
+    class Message(list):
+        """Can be referred to weakly."""
+
+    tail, _ = make_tail([1, 2])
+    tail.begin_round(0)
+    message = Message([3, 4])
+    tail.add(ProposedTokens(1, 2, 2, message))
+    gone = weakref.ref(message)
+    del message
+    assert gone() is None
+    tail.advance(0, 0)
+    assert tail.tokens == [3, 4]
 
 
 def test_a_flood_during_a_round_is_refused():
