@@ -5,7 +5,6 @@ Knows nothing of gRPC, asyncio or torch; the scheduler and the batcher share it.
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
@@ -19,8 +18,6 @@ from target_service.window import SequenceWindow
 if TYPE_CHECKING:
     from target_service.draft_link import DraftedSequence
     from target_service.record import ChoiceTrace
-
-_arrivals = itertools.count()
 
 
 class Reason(Enum):
@@ -107,7 +104,8 @@ class Request:
     """Which choice of the caller's request."""
     after: Request | None = None
     """The choice whose prompt this one shares."""
-    arrival: int = field(default_factory=lambda: next(_arrivals))
+    arrival: int = 0
+    """How many joined the waiting line before it."""
     counts: SpeculationCounts = field(default_factory=SpeculationCounts)
     num_cached: int | None = None
     """Prompt tokens that came from the prefix cache, known once it has run."""

@@ -63,6 +63,7 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self.num_cached_tokens = 0
+        self._num_arrivals = 0
         self._prefix_cache = prefix_cache
         self._clock = clock
         self._max_sequences = max_sequences
@@ -82,6 +83,8 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Put a request into the waiting line."""
         request.submitted_s = self._clock()
+        request.arrival = self._num_arrivals
+        self._num_arrivals += 1
         self.waiting.append(request)
 
     def remove(self, request: Request) -> None:

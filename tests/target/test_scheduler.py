@@ -272,6 +272,16 @@ def test_the_waiting_line_goes_by_priority_then_arrival():
     assert order == [2, 0, 1, 3]
 
 
+def test_each_scheduler_numbers_those_that_join_it():
+    """In the order in which they joined, whenever they were made and whoever else counts."""
+    first, second, third = (make_request([1], 4) for _ in range(3))
+    one, other = make_scheduler(10), make_scheduler(10)
+    one.add(second)
+    one.add(first)
+    other.add(third)
+    assert [each.arrival for each in (second, first, third)] == [0, 1, 0]
+
+
 def test_a_step_keeps_its_own_copy_of_the_block_table():
     """A request that is cancelled while the device runs must not change what the device reads."""
     scheduler = make_scheduler(10)
