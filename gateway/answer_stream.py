@@ -63,6 +63,8 @@ class AnswerStream:
         if self.stopped_here:
             self.stopped_here = not chunk.HasField("finish")
             return []  # made before the target could know
+        if self.finished:
+            raise EngineFailed(f"the target sent more of choice {self._index} behind its finish")
         if chunk.index != self._index or chunk.first_index != self._answer.num_tokens:
             raise EngineFailed(
                 f"the target sent token {chunk.first_index} of choice {chunk.index} when token "

@@ -210,6 +210,8 @@ class Route:
                 loss = error if loss is None or not progress.started else loss
                 refused = fresh or isinstance(error, Unavailable)
                 if self._closed or not refused or not self._move(link, request):
+                    if loss is error:
+                        raise
                     raise loss from error
                 log.warning(
                     "request moves to another target",

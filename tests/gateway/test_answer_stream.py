@@ -180,3 +180,13 @@ def test_a_choice_that_nobody_asked_for_is_an_error(tokenizer: ModelTokenizer) -
     """Its tokens belong to nobody."""
     with pytest.raises(EngineFailed, match="choice 2 of 2"):
         choices_for(tokenizer, 2).push(chunk_of(tokenizer, 2, "a", 0))
+
+
+def test_nothing_comes_behind_a_finish(tokenizer: ModelTokenizer) -> None:
+    """A target that goes on is broken: the client has the end already, and gets nothing more."""
+    stream = stream_for(tokenizer)
+    last = chunk(tokenizer, "ab", "tt", 0, Stats())
+    last.finish.reason = sampling_pb2.FINISH_REASON_LENGTH
+    stream.push(last)
+    with pytest.raises(EngineFailed, match="behind its finish"):
+        stream.push(chunk(tokenizer, "c", "t", 2, Stats()))

@@ -129,6 +129,19 @@ async def test_a_refused_request_is_tried_once_elsewhere(
         assert sum(asked(targets)) == before + 2
 
 
+async def test_a_refusal_keeps_its_own_cause(tiny_folder: Path) -> None:
+    """Where nobody else can be asked, the error says what the target said, and stands for itself
+    in no other one."""
+    async with pool_of(tiny_folder, [Script([5], refuse=Overloaded("full", 1.0))]) as (gateway, _):
+        route = gateway.service._targets.route()
+        request = target_pb2.TokenRequest(token_ids=[1])
+        request.stopping.max_tokens = 1
+        with pytest.raises(Overloaded) as caught:
+            await anext(route.chunks(request, lambda: None, lambda address: None))
+        assert isinstance(caught.value.__cause__, grpc.aio.AioRpcError)
+        route.close()
+
+
 async def test_only_refusals_are_tried_elsewhere(tiny_folder: Path) -> None:
     """A failed step may be the request's own fault: no other target is made to fail."""
     scripts = [Script(IDS, refuse=EngineFailed("a step failed")) for _ in range(2)]
