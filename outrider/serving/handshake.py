@@ -21,11 +21,11 @@ def check_compatible(target: draft_pb2.Hello, drafter: draft_pb2.Hello) -> None:
     One minor version of skew works. A side without a token table proposes from ids alone, or takes
     anything, and so matches every table.
     """
-    theirs, ours = target.protocol_version, drafter.protocol_version
-    if theirs.major != ours.major or abs(theirs.minor - ours.minor) > 1:
+    targets, drafters = target.protocol_version, drafter.protocol_version
+    if targets.major != drafters.major or abs(targets.minor - drafters.minor) > 1:
         raise Incompatible(
-            f"protocol versions differ: target {theirs.major}.{theirs.minor}, "
-            f"drafter {ours.major}.{ours.minor}"
+            f"protocol versions differ: target {targets.major}.{targets.minor}, "
+            f"drafter {drafters.major}.{drafters.minor}"
         )
     both = target.token_table_hash and drafter.token_table_hash
     if both and target.token_table_hash != drafter.token_table_hash:
