@@ -182,3 +182,29 @@ async def test_right_drafts_without_distributions_are_plain_steps(
         drafts = (await target.status()).speculation
         assert (drafts.drafted, drafts.frames["resync"]) == (0, 0)
         assert drafts.unused["malformed"] >= 30
+
+
+async def test_a_prefix_is_not_sent_again_for_each_missing_distribution(tiny_model: Path) -> None:
+    """Right tokens, every second one without what it was drawn from: what can be used is used, and
+    the prefix, which is needed behind each gap, goes out more and more seldom."""
+    text = list(PROMPT)
+
+    def draw(history: list[int], chance: random.Random) -> tuple[int, Mapping[int, float] | None]:
+        token = text[len(history)]
+        return token, None if len(history) % 2 else {token: 1.0}
+
+    request = make_request(PROMPT, 60)
+    request.speculation.verification = REJECTION
+    async with (
+        ScriptedDrafter(Drawing(draw)) as drafter,
+        running_target(tiny_model, drafters=drafter.address) as target,
+    ):
+        await wait_for_drafters(target)
+        off = await target.ids(request)
+        text += off
+        request.speculation.mode = sampling_pb2.SpeculationParams.MODE_FIXED
+        request.speculation.max_draft_tokens = 4
+        assert await target.ids(request) == off
+        drafts = (await target.status()).speculation
+        assert drafts.accepted == drafts.drafted > 0
+        assert drafts.frames["resync"] < 10
