@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draft_service.proposers.ngram import NgramIndex, NgramProposer, continuation
+from draft_service.proposers.ngram import (
+    STEP_TOKENS,
+    NgramIndex,
+    NgramProposer,
+    continuation,
+)
 from draft_service.sessions import Opening, Session, Update
 from outrider.serving.settings import SettingsError
 
@@ -100,12 +106,40 @@ async def test_a_long_context_costs_only_its_new_tokens() -> None:
     tokens = [(i * i) % 9973 for i in range(50_000)]
     session = make_session(tokens, window=4)
     proposer.open(session)
-    await proposer.propose([session])
+    while not await proposer.propose([session]):
+        pass  # it is indexed bit by bit
     started = time.perf_counter()
     for i in range(1000):
         session.apply(Update(1, 1, 2 + i, session.confirmed_len, [i % 7], 4))
         await proposer.propose([session])
     assert time.perf_counter() - started < 1.0
+
+
+async def test_a_long_text_holds_nobody_up() -> None:
+    """It is indexed in pieces, between which the event loop has its turn and others get their
+    tokens; it may end in between, and in the end it has what one go would have given it."""
+    proposer = NgramProposer(1, 4)
+    tokens = [(i * i) % 9973 for i in range(5 * STEP_TOKENS)]
+    long, ends = make_session(tokens, window=4), make_session(tokens, window=4)
+    proposer.open(long)
+    turns = [asyncio.create_task(asyncio.sleep(0))]
+    steps = 0
+    while not long.token_ids[len(tokens) :]:
+        short = make_session([1, 2, 1], window=1)
+        proposer.open(short)
+        assert await proposer.propose([long, short]) in ([short], [short, long])
+        assert short.token_ids[3:] == [2]
+        assert turns.pop().done()
+        turns.append(asyncio.create_task(asyncio.sleep(0)))
+        steps += 1
+    assert steps == 6  # the short ones take some of each step
+    assert long.token_ids[len(tokens) :] == continuation(
+        tokens, plain_search(tokens, tokens, 1, 4), 4
+    )
+    proposer.open(ends)
+    assert await proposer.propose([ends]) == []
+    proposer.close(ends)
+    await asyncio.gather(*turns)
 
 
 def test_a_shortest_above_the_longest_is_refused() -> None:
