@@ -33,9 +33,10 @@ from tests.support.draft_scripts import (
     Wrong,
 )
 from tests.support.in_process import Answer, Target, running_target
-from tests.support.scrapes import Scrape, check_target, scrape
+from tests.support.scrapes import Scrape, scrape
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.stacks import full_stack
+from tests.support.target_sums import check_target
 from tests.support.token_requests import (
     answer_all,
     make_request,
