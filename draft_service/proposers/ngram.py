@@ -16,8 +16,10 @@ from outrider.serving.settings import SettingsError
 MAX_LEN = 131_072
 """Tokens of one sequence: as long as today's contexts."""
 
+STEP_TOKENS = 4096
+"""Most tokens that a step adds to indexes: about 10 ms, in which the event loop stands still."""
+
 _ID_BITS = 32
-_YIELD_AFTER_TOKENS = 4096  # indexed in one go before other work of the event loop gets its turn
 
 
 class NgramIndex:
@@ -96,25 +98,29 @@ class NgramProposer:
         del self._indexes[session]
 
     async def propose(self, sessions: Sequence[Session]) -> list[Session]:
-        """Fill the window of every session at once, or mark it dry."""
+        """Fill windows, or mark sessions dry; a long text is indexed in the course of steps."""
         changed = []
-        indexed = 0
-        for session in sessions:
-            if indexed > _YIELD_AFTER_TOKENS:
-                indexed = 0
-                await asyncio.sleep(0)
-            if not session.wants_tokens:
-                continue
+        room = STEP_TOKENS
+        # Those that are nearly done first, so that a long prompt holds nobody up.
+        for session in sorted(sessions, key=self._num_unindexed):
             index = self._indexes[session]
-            indexed += session.confirmed_len - index.num_tokens
-            index.add(session.token_ids, session.confirmed_len)
+            end = min(session.confirmed_len, index.num_tokens + room)
+            room -= end - index.num_tokens
+            index.add(session.token_ids, end)
+            if end < session.confirmed_len:
+                break
             position = index.find(session.token_ids)
             if position is None:
                 session.dry = True
             else:
                 session.extend(continuation(session.token_ids, position, session.room))
             changed.append(session)
+        if room == 0:
+            await asyncio.sleep(0)  # the next step comes at once: streams have their turn before
         return changed
+
+    def _num_unindexed(self, session: Session) -> int:
+        return session.confirmed_len - self._indexes[session].num_tokens
 
     def pool(self) -> PoolReport | None:
         """It has no cache."""
