@@ -105,7 +105,8 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=48)
     args = parser.parse_args()
-    on, off = [], []
+    on: list[float] = []
+    off: list[float] = []
     with (
         collector() as port,
         stack(args.model, "") as plain,
