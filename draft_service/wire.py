@@ -10,7 +10,7 @@ from draft_service.book import Gone, GoneReason, SessionBook
 from draft_service.proposers.base import PoolReport
 from draft_service.sessions import Opening, Session, Unsent, Update
 from outrider.engine.sparse_probs import MAX_SPARSE_ENTRIES, SparseProbs
-from outrider.params import InvalidParam
+from outrider.params import MAX_STOP_TOKEN_IDS, InvalidParam
 from outrider.serving.errors import InvalidRequest
 from outrider.serving.handshake import check_compatible
 from outrider.serving.wire import sampling_from_proto, verification_from_proto
@@ -22,6 +22,8 @@ _TOKEN_BYTES = 9  # a varint of an id and a float
 _TOKEN_WITH_PROBS_BYTES = _TOKEN_BYTES + 12 + 9 * MAX_SPARSE_ENTRIES
 _GONE_BYTES = 24
 _MAX_WINDOW = 2**20  # anything above is a mistake, not a wish
+_MAX_STOP_TOKEN_IDS = 2 * MAX_STOP_TOKEN_IDS
+"""A request's own, and as many again that the model ends texts with."""
 _MAX_UINT32 = 2**32 - 1
 _ANY_VOCAB = 2**31
 
@@ -97,6 +99,11 @@ class UpdateReader:
     def _opening(self, field: str, message: draft_pb2.SequenceOpen) -> Opening:
         if message.max_len < 1:
             raise InvalidRequest(f"{field}.max_len", "must be at least 1")
+        if len(message.stop_token_ids) > _MAX_STOP_TOKEN_IDS:
+            raise InvalidRequest(
+                f"{field}.stop_token_ids",
+                f"at most {_MAX_STOP_TOKEN_IDS} ids, got {len(message.stop_token_ids)}",
+            )
         sampling = sampling_from_proto(message.sampling)
         try:
             sampling.validate(self._vocab_size)

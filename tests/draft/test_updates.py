@@ -37,6 +37,12 @@ Gone = draft_pb2.SequenceGone
             draft_pb2.SpeculateRequest(updates=[make_update(open=make_open(top_p=7.0))]),
         ),
         (
+            "updates[0].open.stop_token_ids",
+            draft_pb2.SpeculateRequest(
+                updates=[make_update(open=make_open(stop_token_ids=range(129)))]
+            ),
+        ),
+        (
             "updates[1].sequence_id",
             draft_pb2.SpeculateRequest(updates=[make_update(), make_update()]),
         ),
