@@ -136,8 +136,8 @@ async def make_proposer(settings: DraftSettings) -> Proposer:
     raise SettingsError(f"proposer must be ngram or model, got {settings.proposer!r}")
 
 
-async def serve(service: DraftService, settings: DraftSettings, tracing: Tracing) -> None:
-    """Until a signal. Raises EngineFailed when the loop dies: a supervisor can start a new one."""
+async def serve(service: DraftService, settings: DraftSettings, tracing: Tracing) -> bool:
+    """As `server.serve`. Raises EngineFailed when the loop dies: a supervisor can start anew."""
     serving = asyncio.create_task(server.serve(service, settings, tracing))
     dying = asyncio.create_task(service.wait_dead())
     await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)

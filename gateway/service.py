@@ -6,8 +6,8 @@ makes the gateway NOT_SERVING, and requests are answered UNAVAILABLE with the re
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from pathlib import Path
 
 import grpc
 import structlog
@@ -19,6 +19,7 @@ from gateway.servicer import InferenceServicer, ServedModel
 from gateway.tokenizer import ModelTokenizer
 from outrider.engine.fingerprints import token_table_hash
 from outrider.models.resolve import display_name, resolve
+from outrider.serving.device import DeviceThread
 from outrider.serving.health import SetHealthy
 from outrider.serving.logs import configure_logging
 from outrider.serving.metrics import make_registry
@@ -65,10 +66,12 @@ class GatewayService:
     async def start(self, set_healthy: SetHealthy) -> None:
         """Load the tokenizer and begin to look for the targets, which need not be up."""
         settings = self._settings
-        # On a thread, so that a signal ends the start at once.
-        folder = await asyncio.to_thread(resolve, settings.model, weights=False)
-        tokenizer = await asyncio.to_thread(ModelTokenizer.load, folder)
-        token_table = await asyncio.to_thread(token_table_hash, folder)
+        # On a thread that keeps no process alive, so that a signal ends the start.
+        loading = DeviceThread("gateway-loading")
+        try:
+            folder, tokenizer, token_table = await loading.run(self._load)
+        finally:
+            loading.close()
         name = settings.served_name or display_name(settings.model)
         self._targets = TargetPool(
             self._addresses,
@@ -89,6 +92,10 @@ class GatewayService:
         set_healthy(False)
         self._targets.start()
         log.info("tokenizer is loaded", model=name, folder=str(folder))
+
+    def _load(self) -> tuple[Path, ModelTokenizer, bytes]:
+        folder = resolve(self._settings.model, weights=False)
+        return folder, ModelTokenizer.load(folder), token_table_hash(folder)
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the Inference service."""

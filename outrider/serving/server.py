@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -129,8 +130,11 @@ async def listening(
             await service.stop()
 
 
-async def serve(service: Service, settings: ServerSettings, tracing: Tracing) -> None:
-    """Run `service` until a signal. Raises what `start` raises, and OSError for a taken port."""
+async def serve(service: Service, settings: ServerSettings, tracing: Tracing) -> bool:
+    """Run `service` until a signal; False if that came before it had started.
+
+    Raises what `start` raises, and OSError for a taken port.
+    """
     admin = (settings.metrics_host, settings.metrics_port) if settings.metrics_port >= 0 else None
     with _signals() as stop:
         try:
@@ -139,7 +143,7 @@ async def serve(service: Service, settings: ServerSettings, tracing: Tracing) ->
                 running = await _until(stack.enter_async_context(listens), stop)
                 if running is None:
                     log.info("stopped while starting")
-                    return
+                    return False
                 log.info(
                     "listening",
                     host=settings.host,
@@ -153,6 +157,7 @@ async def serve(service: Service, settings: ServerSettings, tracing: Tracing) ->
             # The last spans end with the service, and a collector may be slow to take them.
             await asyncio.to_thread(tracing.shutdown, _LAST_SPANS_S)
     log.info("stopped")
+    return True
 
 
 async def _drain(service: Service, running: Listening, grace_s: float) -> None:
@@ -165,15 +170,20 @@ async def _drain(service: Service, running: Listening, grace_s: float) -> None:
     await running.server.stop(_FLUSH_S)
 
 
-def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run the coroutine that `main()` makes, on uvloop where there is one."""
+def run(main: Callable[[], Coroutine[Any, Any, bool]]) -> None:
+    """Run the coroutine that `main()` makes, a `serve`, on uvloop where there is one."""
     try:
         import uvloop
     except ImportError:
         log.warning("uvloop is not installed, falling back to asyncio's own loop")
-        asyncio.run(main())
+        started = asyncio.run(main())
     else:
-        uvloop.run(main())
+        started = uvloop.run(main())
+    if not started:
+        # Python waits for the threads of a download at its end, however large the file.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
 
 
 def _make_server(service: Service, health: Health, calls: OpenCalls) -> grpc.aio.Server:

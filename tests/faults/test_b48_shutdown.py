@@ -240,22 +240,28 @@ async def test_a_target_without_open_streams_goes_at_once(stack: Stack) -> None:
 
 _ENDLESS_LOAD = """
 import time
-from outrider.serving.settings import TargetSettings
-from target_service import service
-def load(self):
+from concurrent.futures import ThreadPoolExecutor
+from outrider.serving.settings import {settings}
+from {module} import service
+def resolve(*args, **more):
     print("loading", flush=True)
-    time.sleep(120)
-service.TargetService._load = load
-service.run(TargetSettings(port=0, metrics_port=0, drafters=""))
+    with ThreadPoolExecutor(1) as pool:  # as huggingface_hub does
+        pool.submit(time.sleep, 120)
+service.resolve = resolve
+service.run({settings}(port=0, metrics_port=0))
 """
 
 
 @pytest.mark.slow
-async def test_sigterm_while_a_model_is_loaded(tmp_path: Path) -> None:
-    """A load that takes for ever does not hold the process."""
+@pytest.mark.parametrize(
+    ("module", "settings"),
+    [("target_service", "TargetSettings"), ("gateway", "GatewaySettings")],
+)
+async def test_sigterm_while_a_model_is_loaded(tmp_path: Path, module: str, settings: str) -> None:
+    """A load that takes for ever does not hold the process, and no thread that it has made."""
     log = (tmp_path / "log").open("w+")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", _ENDLESS_LOAD),
+        *(sys.executable, "-c", _ENDLESS_LOAD.format(module=module, settings=settings)),
         cwd=_ROOT,
         env={"PYTHONPATH": f"{_ROOT}:{_ROOT / 'kernels'}"},
         stdout=log,
