@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 
@@ -26,10 +28,12 @@ from outrider.serving.settings import (
         (TargetSettings, "drafters", "127.0.0.1"),
         (TargetSettings, "drafters", "127.0.0.1:99999"),
         (TargetSettings, "drafters", "a:1,b,c:3"),
+        (TargetSettings, "drafters", "draft..svc:50053"),
         (TargetSettings, "port", 65536),
         (GatewaySettings, "targets", "host:port"),
         (DraftSettings, "proposer", "oracle"),
         (DraftSettings, "max_window", 0),
+        (DraftSettings, "ngram_max", 9),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(make: type, name: str, value: object) -> None:
@@ -42,3 +46,16 @@ def test_addresses_are_split_and_blanks_dropped() -> None:
     """One setting holds several."""
     assert split_addresses("a:1, b:2 ,,[::1]:3") == ["a:1", "b:2", "[::1]:3"]
     assert TargetSettings(drafters="a:1, b:2 ,,[::1]:3").drafters
+
+
+@pytest.mark.parametrize("module", ["main", "generate", "chat", "up", "doctor", "config", "demo"])
+def test_a_client_needs_nothing_to_watch_a_service(module: str) -> None:
+    """The command line works in an install without the libraries of traces and metrics."""
+    code = f"""
+import sys
+absent = ("opentelemetry", "prometheus_client", "uvicorn")
+for name in absent:
+    sys.modules[name] = None  # as if it was not installed
+import outrider.cli.{module}
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=15)
