@@ -24,7 +24,7 @@ from tests.support.dashboards import PROMETHEUS
 
 _START_S = 30.0
 _POLL_S = 0.1
-_INTERVAL = "1s"
+_INTERVAL = "2s"
 
 
 class Prometheus:
@@ -77,7 +77,7 @@ def read_page(url: str) -> str:
 async def running_prometheus(
     folder: Path, ports: Mapping[str, Sequence[int]]
 ) -> AsyncIterator[Prometheus]:
-    """Scrapes these ports each second, under the names of the jobs; gone at the end."""
+    """Scrapes these ports every two seconds, under the names of the jobs; gone at the end."""
     _write_configuration(folder, ports)
     (port,) = free_ports(1)
     log = folder / "prometheus.log"
