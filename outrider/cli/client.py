@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import grpc
-
 from outrider.params import GenerationParams
-from outrider.serving.channel import MAX_MESSAGE_BYTES
+from outrider.serving.channel import open_blocking_channel
+from outrider.serving.settings import LARGEST_MESSAGE_BYTES
 from outrider.serving.wire import sampling_to_proto, speculation_to_proto, stopping_to_proto
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2
@@ -83,22 +82,17 @@ class Question:
     seed: int | None = None
     """None: the gateway draws one; otherwise the same as in `params`."""
     model: str = ""
-    request_id: str = ""
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     n: int | None = None
-    priority: int = 0
 
 
 class Client:
     """One gateway. Errors are grpc.RpcError."""
 
     def __init__(self, address: str) -> None:
-        limits = [
-            ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-            ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        ]
-        self._channel = grpc.insecure_channel(address, options=limits)
+        # How long a prompt may be is the gateway's to say.
+        self._channel = open_blocking_channel(address, LARGEST_MESSAGE_BYTES)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._call: Any = None
 
@@ -146,7 +140,6 @@ def _to_proto(question: Question) -> pb.GenerateRequest:
         turns = [pb.ChatMessage(role=role, content=content) for role, content in question.chat]
         source = {"chat": pb.Chat(messages=turns)}
     return pb.GenerateRequest(
-        request_id=question.request_id,
         model=question.model,
         sampling=sampling,
         stopping=stopping_to_proto(params.stopping),
@@ -154,7 +147,6 @@ def _to_proto(question: Question) -> pb.GenerateRequest:
         logprobs=question.logprobs,
         prompt_logprobs=question.prompt_logprobs,
         n=question.n,
-        priority=question.priority,
         **source,
     )
 

@@ -47,8 +47,17 @@ def open_channel(
 
     One that does not try again is for a caller that opens another in its own time.
     """
+    return grpc.aio.insecure_channel(address, options=_dial(max_message_bytes, tries_again))
+
+
+def open_blocking_channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
+    """The same for a program without an event loop."""
+    return grpc.insecure_channel(address, options=_dial(max_message_bytes, tries_again=True))
+
+
+def _dial(max_message_bytes: int, tries_again: bool) -> list[tuple[str, int]]:
     first_ms, longest_ms = (200, 2_000) if tries_again else (60_000, 60_000)
-    options = [
+    return [
         *_limits(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", first_ms),
         ("grpc.min_reconnect_backoff_ms", first_ms),
@@ -56,4 +65,3 @@ def open_channel(
         # Each channel keeps its own connections, so closing one never cuts another's streams.
         ("grpc.use_local_subchannel_pool", 1),
     ]
-    return grpc.aio.insecure_channel(address, options=options)

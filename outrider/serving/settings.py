@@ -13,6 +13,7 @@ from typing import Any
 DEFAULT_MESSAGE_BYTES = 4 * 1024 * 1024
 MIN_MESSAGE_BYTES = 256 * 1024
 """Several frames of the draft protocol, which have a limit of their own."""
+LARGEST_MESSAGE_BYTES = 2**30
 
 
 OTHER_VARIABLES = {
@@ -103,7 +104,10 @@ class GatewaySettings(_Checked):
     stall_s: float = setting(30.0, "Seconds after which an unread stream is ended.", low=0.1)
     max_prompt_bytes: int = setting(1_048_576, "Most bytes of a prompt's text.", low=1)
     max_message_bytes: int = setting(
-        DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
+        DEFAULT_MESSAGE_BYTES,
+        "Largest message, in and out.",
+        low=MIN_MESSAGE_BYTES,
+        high=LARGEST_MESSAGE_BYTES,
     )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
     log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)
@@ -154,7 +158,10 @@ class TargetSettings(_Checked):
     )
     stall_s: float = setting(30.0, "Seconds after which an unread stream is ended.", low=0.1)
     max_message_bytes: int = setting(
-        DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
+        DEFAULT_MESSAGE_BYTES,
+        "Largest message, in and out.",
+        low=MIN_MESSAGE_BYTES,
+        high=LARGEST_MESSAGE_BYTES,
     )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
     log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)
@@ -187,7 +194,10 @@ class DraftSettings(_Checked):
     ngram_min: int = setting(1, "Shortest match of the n-gram proposer.", low=1)
     ngram_max: int = setting(4, "Longest match of the n-gram proposer.", low=1, high=8)
     max_message_bytes: int = setting(
-        DEFAULT_MESSAGE_BYTES, "Largest message, in and out.", low=MIN_MESSAGE_BYTES, high=2**30
+        DEFAULT_MESSAGE_BYTES,
+        "Largest message, in and out.",
+        low=MIN_MESSAGE_BYTES,
+        high=LARGEST_MESSAGE_BYTES,
     )
     grace_s: float = setting(5.0, "Seconds that calls get at shutdown.", low=0)
     log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)
