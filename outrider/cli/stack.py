@@ -26,8 +26,9 @@ from outrider.cli.log_lines import readable
 from outrider.cli.options import CONFIG_VARIABLE, to_flags
 
 START_TIMEOUT_S = 120.0
-# What a drain may take beyond the grace that the service itself has.
-STOP_MARGIN_S = 5.0
+# What a drain may take beyond the grace that the service itself has: the last step, and 3 s for the
+# last spans where a collector does not answer.
+STOP_MARGIN_S = 10.0
 STOP_ORDER = ("gateway", "target", "draft")
 
 LineSink = Callable[[str, str], None]
