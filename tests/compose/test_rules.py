@@ -22,7 +22,7 @@ needs_promtool = pytest.mark.skipif(
 def promtool(*arguments: str | Path) -> None:
     """Run it; what it says is the message of a failure."""
     answer = subprocess.run(
-        ["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60
+        ["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=100
     )
     assert answer.returncode == 0, answer.stdout + answer.stderr
 
@@ -41,7 +41,7 @@ def test_no_rule_is_there_twice() -> None:
 
 
 @needs_promtool
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_alerts_fire_when_they_should_and_only_then() -> None:
     """The cases of alerts_test.yml hold: each alert fires in one, and not for its neighbours."""
     promtool("test", "rules", CASES)
