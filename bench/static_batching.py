@@ -24,7 +24,7 @@ from outrider.serving.cores import usable_cores
 THREADS = usable_cores()
 prepare_cpu(THREADS)  # before anything imports torch
 
-from outrider.engine.block_pool import BlockPool  # noqa: E402
+from outrider.engine.block_pool import BLOCK_SIZE, BlockPool  # noqa: E402
 from outrider.engine.model import LlamaModel  # noqa: E402
 from outrider.engine.runner import Runner  # noqa: E402
 from outrider.models.resolve import resolve  # noqa: E402
@@ -39,7 +39,6 @@ from target_service.window import StepCost  # noqa: E402
 Job = tuple[list[int], int]
 """A prompt and how many tokens to make."""
 
-BLOCK_SIZE = 16
 PLACES = 16
 STEP_TOKENS = 512
 

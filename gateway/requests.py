@@ -12,11 +12,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from outrider.params import (
-    MAX_REQUEST_ID_BYTES,
+    MAX_PRIORITY,
     GenerationParams,
     StoppingParams,
     check_range,
-    check_token_id,
+    check_request_id,
+    check_token_ids,
 )
 from outrider.serving import wire
 from outrider.serving.errors import InvalidRequest
@@ -24,7 +25,6 @@ from protos.outrider.v1 import inference_pb2 as pb
 
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 4096
-MAX_PRIORITY = 100
 
 Messages = tuple[tuple[str, str], ...]
 
@@ -65,21 +65,14 @@ def check_generate(
     speculation = wire.speculation_from_proto(request.speculation)
     answer = wire.answer_from_proto(request)
     answer.validate()
+    check_request_id(request.request_id)
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     return CheckedRequest(
-        request_id=check_request_id(request.request_id),
+        request_id=request.request_id or uuid.uuid4().hex,
         prompt=check_prompt(request, vocab_size=vocab_size, max_prompt_bytes=max_prompt_bytes),
         params=GenerationParams(sampling, stopping, speculation, answer),
         priority=request.priority,
     )
-
-
-def check_request_id(request_id: str) -> str:
-    """The caller's, or a new one."""
-    num_bytes = len(request_id.encode())
-    if num_bytes > MAX_REQUEST_ID_BYTES:
-        raise InvalidRequest("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes, got {num_bytes}")
-    return request_id or uuid.uuid4().hex
 
 
 def check_prompt(
@@ -98,18 +91,11 @@ def check_prompt(
     if kind == "chat":
         return Prompt("chat", messages=_check_chat(request.chat, max_prompt_bytes))
     assert isinstance(request, pb.GenerateRequest)
-    ids = check_ids("token_ids.ids", request.token_ids.ids, vocab_size)
+    ids = tuple(request.token_ids.ids)
     if not ids:
         raise InvalidRequest("token_ids.ids", "must not be empty")
+    check_token_ids("token_ids.ids", ids, vocab_size)
     return Prompt("token_ids.ids", token_ids=ids)
-
-
-def check_ids(field: str, ids: Sequence[int], vocab_size: int) -> tuple[int, ...]:
-    """All of them are in the vocabulary."""
-    if ids and max(ids) >= vocab_size:
-        for index, token_id in enumerate(ids):
-            check_token_id(f"{field}[{index}]", token_id, vocab_size)
-    return tuple(ids)
 
 
 def fit_stopping(

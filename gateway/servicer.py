@@ -18,11 +18,12 @@ from typing import Any, TypeVar
 from gateway.answer import Answer
 from gateway.answer_stream import ChoiceStreams
 from gateway.record import RequestRecords
-from gateway.requests import Prompt, check_generate, check_ids, check_prompt, fit_stopping
+from gateway.requests import Prompt, check_generate, check_prompt, fit_stopping
 from gateway.routing import TargetPool
 from gateway.target_client import to_token_request
 from gateway.templates import TemplateRefused
 from gateway.tokenizer import ModelTokenizer
+from outrider.params import check_token_ids
 from outrider.serving.errors import InvalidRequest, NotFound, OutriderError, Overloaded, Unavailable
 from outrider.serving.interceptors import takes_malformed
 from outrider.serving.unread import UnreadStreams
@@ -162,7 +163,8 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         """The text of ids, all at once."""
         with self._admit():
             self._check_model(request.model)
-            ids = check_ids("ids", request.ids, self._tokenizer.vocab_size)
+            ids = tuple(request.ids)
+            check_token_ids("ids", ids, self._tokenizer.vocab_size)
             text = await self._run(
                 lambda: self._tokenizer.decode(ids, keep_special=request.keep_special)
             )

@@ -7,6 +7,7 @@ gateway, the target, the draft and the engine can all hold the same objects.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -18,6 +19,7 @@ MAX_STOP_TOKEN_IDS = 64
 MAX_REQUEST_ID_BYTES = 128
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
+MAX_PRIORITY = 100
 
 
 class InvalidParam(ValueError):
@@ -127,8 +129,7 @@ class StoppingParams:
                 "stopping.stop_token_ids",
                 f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(self.stop_token_ids)}",
             )
-        for token_id in self.stop_token_ids:
-            check_token_id("stopping.stop_token_ids", token_id, vocab_size)
+        check_token_ids("stopping.stop_token_ids", self.stop_token_ids, vocab_size)
 
 
 class SpeculationMode(Enum):
@@ -170,6 +171,20 @@ def check_token_id(field: str, token_id: int, vocab_size: int) -> None:
         raise InvalidParam(
             field, f"token id must be at least 0 and below {vocab_size}, got {token_id}"
         )
+
+
+def check_token_ids(field: str, token_ids: Sequence[int], vocab_size: int) -> None:
+    """Raise InvalidParam, with its index, for the first that is none. Quick where all are good."""
+    if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab_size):
+        for index, token_id in enumerate(token_ids):
+            check_token_id(f"{field}[{index}]", token_id, vocab_size)
+
+
+def check_request_id(request_id: str) -> None:
+    """Raise InvalidParam for one that is too long."""
+    num_bytes = len(request_id.encode())
+    if num_bytes > MAX_REQUEST_ID_BYTES:
+        raise InvalidParam("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes, got {num_bytes}")
 
 
 @dataclass(frozen=True, slots=True)

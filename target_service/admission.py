@@ -12,11 +12,12 @@ from outrider.engine.prefix import BlockChain
 from outrider.engine.sampling import TokenChooser
 from outrider.engine.sequence import Sequence
 from outrider.params import (
-    MAX_REQUEST_ID_BYTES,
+    MAX_PRIORITY,
     GenerationParams,
     VerificationMode,
     check_range,
-    check_token_id,
+    check_request_id,
+    check_token_ids,
 )
 from outrider.serving.errors import InvalidRequest
 from outrider.serving.wire import (
@@ -81,9 +82,8 @@ class Door:
             raise InvalidRequest("stopping.stop", "stop strings are the gateway's work")
         if not params.sampling.greedy and not message.sampling.HasField("seed"):
             raise InvalidRequest("sampling.seed", "must be set when temperature is above 0")
-        check_range("priority", message.priority, -100, 100)
-        if len(message.request_id.encode()) > MAX_REQUEST_ID_BYTES:
-            raise InvalidRequest("request_id", f"at most {MAX_REQUEST_ID_BYTES} bytes")
+        check_range("priority", message.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        check_request_id(message.request_id)
         if len(message.cache_salt) > _MAX_CACHE_SALT_BYTES:
             raise InvalidRequest("cache_salt", f"at most {_MAX_CACHE_SALT_BYTES} bytes")
         self._check_tokens(message)
@@ -189,8 +189,7 @@ class Door:
         if length >= limit:
             raise InvalidRequest("token_ids", f"{length} tokens leave no room in {limit}")
         for name in ("token_ids", "resumed_token_ids"):
-            for token_id in getattr(message, name):
-                check_token_id(name, token_id, self._model.vocab_size)
+            check_token_ids(name, getattr(message, name), self._model.vocab_size)
         cap = message.stopping.max_tokens if message.stopping.HasField("max_tokens") else None
         if cap is not None and cap <= len(message.resumed_token_ids):
             raise InvalidRequest("stopping.max_tokens", f"{cap} tokens were generated already")

@@ -10,7 +10,7 @@ import grpc
 import structlog
 
 from outrider.engine.batch import Batch, BatchItem
-from outrider.engine.block_pool import BlockPool
+from outrider.engine.block_pool import BLOCK_SIZE, BlockPool
 from outrider.engine.device import free_bytes
 from outrider.engine.fingerprints import token_table_hash
 from outrider.engine.memory import PoolSize, block_bytes
@@ -44,8 +44,6 @@ from target_service.verifier import Verifier
 from target_service.window import StepCost
 
 log = structlog.get_logger(__name__)
-
-BLOCK_SIZE = 16
 
 
 class TargetService:

@@ -19,7 +19,7 @@ from draft_service.proposers.base import PoolReport, ProposerIdentity
 from draft_service.proposers.cache_plan import CachePlan, Share
 from draft_service.sessions import Opening, Session
 from outrider.engine.batch import Batch, BatchItem
-from outrider.engine.block_pool import BlockPool
+from outrider.engine.block_pool import BLOCK_SIZE, BlockPool
 from outrider.engine.config import ModelConfig
 from outrider.engine.device import free_bytes
 from outrider.engine.fingerprints import token_table_hash
@@ -37,7 +37,6 @@ from outrider.serving.settings import DraftSettings, SettingsError
 
 log = structlog.get_logger(__name__)
 
-BLOCK_SIZE = 16
 STEP_TOKENS = 256
 """Most tokens of a step: what a long prefix may take before the others get their next token."""
 

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from outrider.cli.finding import Finding, ok, problem, warning
+from outrider.engine.block_pool import BLOCK_SIZE
 from outrider.engine.config import ModelConfig
 from outrider.engine.memory import DoesNotFit, PoolSize, block_bytes, free_host_bytes
 from outrider.engine.weight_files import weight_files
@@ -21,7 +22,6 @@ from outrider.models.gguf_import import GgufSource
 from outrider.models.hub import TOKENIZER_FILES, WEIGHT_FILES, HubModel
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
-BLOCK_SIZE = 16
 ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
 MIB = 2**20
 

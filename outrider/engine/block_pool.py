@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
+BLOCK_SIZE = 16
+"""Tokens of a block."""
+
 
 class PoolExhausted(Exception):
     """Fewer blocks are free than were asked for; nothing was taken."""
@@ -23,7 +26,7 @@ class PoolExhausted(Exception):
 class BlockPool:
     """Blocks 0 to num_blocks - 1, each free or held by one or more block tables."""
 
-    def __init__(self, num_blocks: int, block_size: int = 16) -> None:
+    def __init__(self, num_blocks: int, block_size: int = BLOCK_SIZE) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"a pool needs blocks, got {num_blocks} of {block_size} tokens")
         self.num_blocks = num_blocks

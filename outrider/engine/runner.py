@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 from outrider.engine.batch import Batch, BatchItem
+from outrider.engine.block_pool import BLOCK_SIZE
 from outrider.engine.model import LlamaModel, StepInput
 
 
 class Runner:
     """A model with a paged cache of its own."""
 
-    def __init__(self, model: LlamaModel, num_blocks: int, block_size: int = 16) -> None:
+    def __init__(self, model: LlamaModel, num_blocks: int, block_size: int = BLOCK_SIZE) -> None:
         self.model = model
         self.cache = model.new_cache(num_blocks, block_size)
 

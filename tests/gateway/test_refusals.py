@@ -113,7 +113,7 @@ INVALID = {
     ),
     "stop id": (
         pb.GenerateRequest(text="x", stopping=Stopping(stop_token_ids=[VOCAB_SIZE])),
-        "stopping.stop_token_ids",
+        "stopping.stop_token_ids[0]",
     ),
 }
 
