@@ -31,7 +31,6 @@ class Container:
     name: str
     address: str
     """On the inside network; this machine reaches it, as it holds the bridge."""
-    pid: int
     restarts: int
 
 
@@ -81,7 +80,6 @@ class ComposeStack:
                 id=each["Id"],
                 name=each["Name"].removeprefix("/"),
                 address=each["NetworkSettings"]["Networks"][f"{self.project}_inside"]["IPAddress"],
-                pid=each["State"]["Pid"],
                 restarts=each["RestartCount"],
             )
             for each in found

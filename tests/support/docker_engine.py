@@ -63,6 +63,8 @@ class Engine:
 
 def why_no_engine() -> str:
     """What is missing here, in words; empty when `engine_for_tests` will find or make an engine."""
+    if sys.platform != "linux":
+        return "containers can be reached by their addresses on Linux only"
     if _an_engine_answers():
         return ""
     if os.geteuid() != 0:
@@ -103,6 +105,7 @@ def _own_engine() -> Iterator[Engine]:
         {
             "DOCKER_HOST": host,
             "DOCKER_BUILDKIT": "0",  # which would be a program of its own
+            "COMPOSE_PARALLEL_LIMIT": "1",  # without it builds at once do the same work
             "BASE_IMAGE": BASE_IMAGE,
             "TORCH_INDEX": "",  # pip in the base image knows what pip on this machine knows
         }
