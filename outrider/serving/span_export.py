@@ -64,12 +64,19 @@ def _variable(*names: str) -> str:
     return next((value for name in names if (value := os.environ.get(name, "").strip())), "")
 
 
+def _max_spans() -> int:
+    given = _variable("OTEL_BSP_MAX_QUEUE_SIZE")
+    if given and not given.isdecimal():
+        raise ValueError(f"OTEL_BSP_MAX_QUEUE_SIZE must be a whole number, got {given!r}")
+    return int(given or MAX_SPANS)
+
+
 class SpanExport(SpanProcessor):
     """Takes ended spans, and gives them to an exporter in batches on a thread of its own."""
 
     def __init__(self, exporter: SpanExporter) -> None:
         """Raises ValueError for an OTEL_BSP_ variable outside its limits."""
-        self._max_spans = int(_variable("OTEL_BSP_MAX_QUEUE_SIZE") or MAX_SPANS)
+        self._max_spans = _max_spans()
         self._counting = _CountingExporter(exporter)
         self._batches = BatchSpanProcessor(self._counting, max_queue_size=self._max_spans)
 

@@ -185,6 +185,21 @@ async def test_the_same_of_all_three(condition: str, tmp_path: Path, tiny_model:
         await goes_on_and_ends(stack)
 
 
+async def test_the_last_spans_leave_with_the_process(tmp_path: Path) -> None:
+    """Where the next batch would be due in an hour, a collector has all of them at the exit."""
+    async with receiver() as collector:
+        environment = collector.spans.environment | {"OTEL_BSP_SCHEDULE_DELAY": "3600000"}
+        async with running_gateway(tmp_path, environment) as stack:
+            await asyncio.gather(*(stack.ask(number) for number in range(5)))
+            (gateway,) = stack.services
+            assert await spans_dropped(gateway) == 0
+            assert collector.spans.all == []
+            gateway.terminate()
+            assert await gateway.wait_exit(EXIT_S) == 0, gateway.output
+        assert len(collector.spans.of("gateway")) == 5
+        assert "lost" not in gateway.output
+
+
 async def test_a_collector_that_comes_later_is_used(tmp_path: Path) -> None:
     """A service starts without it, and needs no restart when it is there."""
     (port,) = free_ports(1)

@@ -177,8 +177,9 @@ def test_the_standard_variables_decide(
         ({"OTEL_TRACES_EXPORTER": "jaeger"}, "otlp, console or none, got 'jaeger'"),
         (ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "must be grpc, got 'http"),
         ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"}, "http:// or https://, got 'coll"),
-        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "many"}, "'many'"),
-        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "must be a positive integer"),
+        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "many"}, "QUEUE_SIZE must be a whole number, got"),
+        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "QUEUE_SIZE must be a whole number, got"),
+        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "0"}, "must be a positive integer"),
     ],
 )
 def test_a_variable_that_cannot_be_followed_is_named(
