@@ -1,0 +1,152 @@
+"""B42: traces that are split, or mixed between requests.
+
+Symptom: a request's spans hang under another's trace, or begin a new one where the next service
+begins. Right: each request has one trace through gateway, target and drafter; a given trace id is
+kept, a malformed one is replaced; a step that is shared is linked to its requests and the child of
+none; what is not sampled has no span anywhere; the request that came first leaves nothing behind
+for those that come later. Reported in public: the ambient context of another request was used, and
+services made siblings or two traces instead of parent and child.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from outrider.serving.channel import open_channel
+from tests.support.gateways import Gateway
+from tests.support.in_process import Target
+from tests.support.otlp import Seen, Spans, collector
+from tests.support.processes import running_process
+from tests.support.token_requests import wait_for_drafters
+from tests.support.traced_stack import (
+    Metadata,
+    assert_whole,
+    chain_under,
+    chat_request,
+    read_all,
+    traced_stack,
+)
+
+NUM_TOKENS = 40
+NUM_GIVEN, NUM_NONE = 10, 5
+MALFORMED = ("00-nonsense", f"00-{'0' * 32}-{'1' * 16}-01")
+NUM_TRACED = NUM_GIVEN + NUM_NONE + len(MALFORMED)
+
+
+def new_traceparent(flags: str = "01") -> tuple[str, str, str]:
+    """(header, trace id, span id) of a caller."""
+    trace_id, span_id = secrets.token_hex(16), secrets.token_hex(8)
+    return f"00-{trace_id}-{span_id}-{flags}", trace_id, span_id
+
+
+def whole_chains(spans: Spans) -> list[Seen]:
+    """The gateway's spans, each of which has its two others under it and in no other place."""
+    gateways = spans.of("gateway")
+    for span in gateways:
+        assert_whole(chain_under(spans, span))
+    assert len({span.trace_id for span in gateways}) == len(gateways)
+    return gateways
+
+
+async def check_requests(gateway: Gateway, spans: Spans) -> None:
+    """18 side by side, one of them not sampled, and then one more."""
+    callers = [new_traceparent() for _ in range(NUM_GIVEN)]
+    unsampled, unsampled_trace, _ = new_traceparent("00")
+    headers: list[str | None] = [header for header, _, _ in callers]
+    headers += [None] * NUM_NONE + list(MALFORMED) + [unsampled]
+
+    async def ask(number: int, header: str | None) -> None:
+        metadata: Metadata = () if header is None else (("traceparent", header),)
+        request = chat_request(f"river {number}", NUM_TOKENS, request_id=f"r{number}")
+        assert await read_all(gateway, request, metadata) == NUM_TOKENS
+
+    await asyncio.gather(*(ask(number, header) for number, header in enumerate(headers)))
+    await spans.wait(lambda: complete(spans, NUM_TRACED))
+    gateways = {span.attributes["outrider.request_id"]: span for span in whole_chains(spans)}
+    assert set(gateways) == {f"r{number}" for number in range(NUM_TRACED)}
+    for number, (_, trace_id, span_id) in enumerate(callers):
+        span = gateways[f"r{number}"]
+        assert (span.trace_id, span.parent_span_id) == (trace_id, span_id)
+    for number in range(NUM_GIVEN, NUM_TRACED):
+        assert gateways[f"r{number}"].parent_span_id == ""
+    assert spans.trace(unsampled_trace) == []
+
+    await asyncio.sleep(0.2)  # everything is idle
+    await ask(NUM_TRACED + 1, None)
+    await spans.wait(lambda: complete(spans, NUM_TRACED + 1))
+    last = whole_chains(spans)[-1]
+    assert last.attributes["outrider.request_id"] == f"r{NUM_TRACED + 1}"
+    assert last.parent_span_id == ""
+
+
+def complete(spans: Spans, num_requests: int) -> bool:
+    """All three services have sent a span for each of them."""
+    counts = [len(spans.of(*each)) for each in (("gateway",), ("target", "generate"), ("draft",))]
+    return counts == [num_requests] * 3
+
+
+def check_steps(spans: Spans) -> None:
+    """Each is a trace of its own, linked to the requests that shared it."""
+    requests = {(span.trace_id, span.span_id): span for span in spans.of("target", "generate")}
+    steps = spans.of("target", "step")
+    for step in steps:
+        assert step.parent_span_id == "" and spans.trace(step.trace_id) == [step]
+        assert set(step.links) <= set(requests)
+        assert len(set(step.links)) == len(step.links) >= 1
+        # The one that is not sampled is in the batch and has no span.
+        assert 0 <= step.attributes["outrider.sequences"] - len(step.links) <= 1
+    assert max(len(step.links) for step in steps) >= 5
+    assert {link for step in steps for link in step.links} == set(requests)
+    last = max(requests.values(), key=lambda span: span.start_ns)
+    for step in steps:
+        if step.start_ns > last.start_ns:
+            assert step.links == [(last.trace_id, last.span_id)]
+
+
+@pytest.mark.timeout(60)
+async def test_traces_of_requests_that_share_steps(tiny_model: Path) -> None:
+    """All services in one process, where every mix-up of contexts is possible."""
+    sizes = {"kv_tokens": 8192, "max_sequences": 32}
+    async with traced_stack(tiny_model, step_spans=True, **sizes) as stack:
+        await check_requests(stack.gateway, stack.spans)
+        check_steps(stack.spans)
+        await stack.wait_ended()
+
+
+@contextlib.asynccontextmanager
+async def processes(model: Path, folder: Path, spans: Spans) -> AsyncIterator[Gateway]:
+    """The three services as they are deployed, sending their spans to a collector."""
+    environment = spans.environment
+    async with (
+        running_process("draft", folder, environment=environment) as draft,
+        running_process(
+            "target",
+            folder,
+            environment=environment,
+            model=model,
+            drafters=draft.address,
+            kv_tokens=8192,
+        ) as target,
+        running_process(
+            "gateway", folder, environment=environment, model=model, targets=target.address
+        ) as gateway,
+    ):
+        await gateway.wait_serving()
+        async with open_channel(target.address) as channel:
+            await wait_for_drafters(Target(None, channel, target.address, 0))
+        async with open_channel(gateway.address) as channel:
+            yield Gateway(gateway.address, channel, None)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+async def test_traces_through_a_real_collector(tiny_model: Path, tmp_path: Path) -> None:
+    """The same by OTLP from three processes, as the standard variables tell them."""
+    async with collector() as spans, processes(tiny_model, tmp_path, spans) as gateway:
+        await check_requests(gateway, spans)
