@@ -6,21 +6,27 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+
+from prometheus_client import CollectorRegistry
 
 from outrider.engine.batch import BatchItem
 from outrider.engine.block_pool import BlockPool
 from outrider.serving.device import DeviceThread
 from target_service.batcher import Batcher
+from target_service.draft_client import DraftClient
 from target_service.draft_hub import DraftHub
 from target_service.draft_link import DraftedSequence
 from target_service.draft_tail import DraftTotals, ProposedTokens
+from target_service.metrics import TargetMetrics
+from target_service.observer import Observer
 from target_service.request import Request
 from target_service.scheduler import Plan, Planned, Scheduler
 from target_service.verifier import Failure, Outcome, Verdict
 from target_service.window import StepCost
 from tests.support.draft_stream import make_hello
-from tests.support.target_parts import VOCAB_SIZE, CollectedOutput, make_request
+from tests.support.target_parts import MAX_DRAFT_TOKENS, VOCAB_SIZE, CollectedOutput, make_request
 
 STOP_ID = 0
 WAIT_S = 5.0
@@ -106,6 +112,9 @@ class FakeHub:
     def __init__(self, arrived: asyncio.Event) -> None:
         self.guess: Callable[[Sequence[int]], int] = next_token
         self.late = False
+        self.clients: list[DraftClient] = []
+        self.frames: Counter[str] = Counter()
+        self.connect_attempts = 0
         self.open_sequences: dict[DraftedSequence, int] = {}
         self._arrived = arrived
 
@@ -152,10 +161,19 @@ class Target:
         self.model = FunctionModel()
         self.cost, self.drafts = StepCost(), DraftTotals()
         self.wake, arrived = asyncio.Event(), asyncio.Event()
+        self.registry = CollectorRegistry()
+        observer = Observer(self.registry)
+        self.metrics = TargetMetrics(self.registry, observer, MAX_DRAFT_TOKENS)
         self.hub = (
             FakeHub(arrived)
             if not addresses
-            else DraftHub(addresses, make_hello(vocab_size=VOCAB_SIZE), arrived.set)
+            else DraftHub(
+                addresses,
+                make_hello(vocab_size=VOCAB_SIZE),
+                arrived.set,
+                totals=self.drafts,
+                observer=observer,
+            )
         )
         self.num_deaths = 0
         self.pool = BlockPool(num_blocks, 4)
@@ -172,7 +190,9 @@ class Target:
             wake=self.wake,
             arrived=arrived,
             on_dead=self._note_death,
+            observer=observer,
         )
+        self.metrics.attach(self.batcher, self.hub, self.drafts)
         self.requests: list[Request] = []
 
     def _note_death(self) -> None:
