@@ -100,7 +100,7 @@ class DraftGate:
         wish = self._wishes.get(request, NO_DRAFTS)
         if wish.k and request.room_for_drafts:
             request.window.observe(Round(drafted, accepted, answered), now)
-        self._tell_drafter(request, request.window.wish(now).window)
+        self._tell_drafter(request, request.window.wish(now, drafts.tail.lag).window)
 
     def forget(self, request: Request) -> None:
         """The request has ended."""
@@ -116,9 +116,10 @@ class DraftGate:
 
     def _wish(self, ready: Iterable[Request], now_s: float) -> None:
         self._wishes = {
-            request: request.window.wish(now_s)
+            request: request.window.wish(now_s, request.drafts.tail.lag)
             for request in ready
-            if request in self._open
+            if request.drafts is not None
+            and request in self._open
             and request.sequence.num_pending == 1
             # The last chunk of a prompt may be one token too; the first token waits for nothing.
             and request.num_generated > 0

@@ -69,6 +69,9 @@ _MAX_HELD = 64
 _MAX_HELD_TOKENS = 1024
 """Of one proposal during a round; no window is as large."""
 
+_LAG_FALLS = 0.1
+"""Share of the difference to the last one."""
+
 
 @dataclass(slots=True)
 class DraftTotals:
@@ -116,6 +119,9 @@ class DraftTail:
         self.unused: Counter[Unused] = Counter()
         self.needs_resync = False
         """Tokens are missing: `restart`, and the drafter needs the prefix again."""
+        self.lag = 0.0
+        """Tokens that are confirmed while a proposal is made and on its way: so much of a window
+        comes too late. Rises at once and falls slowly."""
         self._valid_from = 0
         self._nothing_behind = self._nothing_usable_behind = -1
         self._in_round = False
@@ -191,6 +197,7 @@ class DraftTail:
         self._clear()
         self.epoch += 1
         self.needs_resync = False
+        self.lag = 0.0
         self._valid_from = 0
         self._nothing_behind = self._nothing_usable_behind = -1
 
@@ -234,6 +241,9 @@ class DraftTail:
     def _use(self, proposal: ProposedTokens, probs: list[SparseProbs]) -> None:
         tokens = proposal.tokens[: len(probs)] if self._with_probs else proposal.tokens
         self._totals.arrivals[Arrival.USED] += 1
+        if tokens:
+            lag = len(self._confirmed) - proposal.seen_len
+            self.lag = max(lag, self.lag + _LAG_FALLS * (lag - self.lag))
         self._count(Unused.MALFORMED, len(proposal.tokens) - len(tokens))
         known = self._num_confirmed(proposal.start, tokens)
         if known is not None:

@@ -6,6 +6,7 @@ that it recovers from 0. The caller passes the time. Knows nothing of streams or
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from outrider.params import SpeculationMode, SpeculationParams
@@ -124,22 +125,22 @@ class SequenceWindow:
         """False for a request that never uses any."""
         return self._mode is not SpeculationMode.OFF
 
-    def wish(self, now_s: float) -> Wish:
-        """What to ask for, and how long to wait for it."""
+    def wish(self, now_s: float, lag: float = 0.0) -> Wish:
+        """What to ask for, and how long to wait for it. `lag`: see DraftTail."""
         if self._mode is SpeculationMode.OFF:
             return NO_DRAFTS
         if self._mode is SpeculationMode.FIXED:
-            return Wish(self._cap, self._window(self._cap), FIXED_WAIT_S)
+            return Wish(self._cap, self._window(self._cap, lag), FIXED_WAIT_S)
         if self._next_probe_s is not None:
             if now_s < self._next_probe_s:
                 return NO_DRAFTS
             k = min(_PROBE_TOKENS, self._cap)
-            return Wish(k, self._window(k), self._worth_s(k))
+            return Wish(k, self._window(k, lag), self._worth_s(k))
         k = self._best_k()
         if k == 0:
             self._pause(now_s)
             return NO_DRAFTS
-        return Wish(k, self._window(k), self._worth_s(k))
+        return Wish(k, self._window(k, lag), self._worth_s(k))
 
     def wait_s(self, wish: Wish, share: float) -> float:
         """How long a step should wait, of which this share gains by it: what one gains, everybody
@@ -176,9 +177,10 @@ class SequenceWindow:
         old = self._latency_s
         self._latency_s = seconds if old is None else 0.7 * old + 0.3 * seconds
 
-    def _window(self, k: int) -> int:
-        # Twice the round: while one is verified, the next one can already be drafted.
-        return min(self._max_window, 2 * k + 1)
+    def _window(self, k: int, lag: float) -> int:
+        # While a round is verified the next one can already be drafted; and where several are
+        # confirmed before drafts are here, as many more.
+        return min(self._max_window, k + max(k + 1, math.ceil(lag)))
 
     def _best_k(self) -> int:
         rate = self._stood / self._tried

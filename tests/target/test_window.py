@@ -201,6 +201,13 @@ def test_a_round_never_needs_more_than_the_window(mode, max_window):
     assert wish.k <= wish.window <= max_window
 
 
+def test_the_window_covers_what_is_confirmed_while_drafts_are_on_their_way():
+    """It is twice the round at least, and never more than the most that is allowed."""
+    window = make_window(cap=3)
+    sizes = [window.wish(0.0, lag).window for lag in (0.0, 4.0, 4.5, 12.0, 100.0)]
+    assert sizes == [7, 7, 8, 15, MAX_WINDOW]
+
+
 def test_no_wait_beyond_its_limit_nor_for_what_comes_too_late():
     """The wait is worth at most what drafts save, and 0 once they are known to be late."""
     rng = random.Random(2)
