@@ -24,7 +24,6 @@ from tests.support.processes import is_serving
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),  # the first one builds the images
-    pytest.mark.skipif(bool(why_no_engine()), reason=why_no_engine()),
 ]
 
 USED_WITHIN_S = 10.0
@@ -35,6 +34,8 @@ PROMPT = "one two three four one two three four one two three four"
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposeStack]:
     """The project with its images; gone afterwards, volumes included."""
+    if reason := why_no_engine():
+        pytest.skip(reason)
     with engine_for_tests() as engine:
         stack = ComposeStack(engine, tmp_path_factory.mktemp("compose"))
         try:

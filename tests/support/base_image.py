@@ -21,7 +21,7 @@ BASE_IMAGE = "outrider-test-base"
 _ROOT_FILE_SYSTEM = "outrider-test-rootfs"
 _PACKAGES = "python3-minimal,python3-pip,python3-venv,ca-certificates"
 _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
-_PASSED_ON = ("index-url", "trusted-host", "proxy", "timeout", "retries")
+_PASSED_ON = ("index-url", "extra-index-url", "trusted-host", "proxy", "default-timeout")
 
 
 class _Docker(Protocol):
@@ -54,6 +54,10 @@ def _pip_of_this_machine(folder: Path) -> list[str]:
     """Dockerfile lines that make pip there do as pip does here; what they copy lies in `folder`."""
     settings = _pip_settings()
     config = {key: settings[key] for key in _PASSED_ON if key in settings}
+    if extra := config.pop("extra-index-url", ""):
+        config["extra-index-url"] = " ".join(
+            each for each in extra.split() if not each.startswith("file:")
+        )
     lines = []
     certificates = settings.get("cert") or os.environ.get("SSL_CERT_FILE", "")
     if certificates:
