@@ -7,13 +7,13 @@ finished, failed, cancelled, running and waiting. Distributions are the `Observe
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from outrider.serving.energy import EnergyMeter
-from outrider.serving.metrics import Snapshot
+from outrider.serving.metrics import Snapshot, counter, counters, gauge, gauges
 from target_service.batcher import Batcher
 from target_service.draft_hub import DraftHub
 from target_service.draft_tail import Arrival, DraftTotals, Unused
@@ -42,13 +42,13 @@ class TargetMetrics:
     def _families(self) -> Iterator[Metric]:
         """All that is known at this moment; little before the model is loaded."""
         up = self._parts is not None and not self._parts[0].dead_reason
-        yield _gauge("engine_up", "1 while the engine can run steps.", up)
-        yield _counter(
+        yield gauge("engine_up", "1 while the engine can run steps.", up)
+        yield counter(
             "telemetry_errors", "Errors of logs, traces and metrics.", self._observer.faults.count
         )
         joules = self._energy.joules()
         if joules is not None:
-            yield _counter("energy_joules", "Energy that this machine's processors took.", joules)
+            yield counter("energy_joules", "Energy that this machine's processors took.", joules)
         if self._parts is not None:
             batcher, hub, drafts = self._parts
             yield from _requests(batcher)
@@ -60,17 +60,17 @@ class TargetMetrics:
 
 def _requests(batcher: Batcher) -> Iterator[Metric]:
     totals, scheduler = batcher.totals, batcher.scheduler
-    yield _counter("requests_started", "Requests taken in, each choice as one.", totals.started)
-    yield _counters(
+    yield counter("requests_started", "Requests taken in, each choice as one.", totals.started)
+    yield counters(
         "requests",
         "Requests that ended, by how.",
         "outcome",
         {"finished": totals.finished, "failed": totals.failed, "cancelled": totals.cancelled},
     )
-    yield _counter("requests_refused", "Requests that found the waiting line full.", totals.refused)
-    yield _gauge("requests_running", "Requests in the batch.", len(scheduler.running))
-    yield _gauge("requests_waiting", "Requests in the waiting line.", len(scheduler.waiting))
-    yield _counters(
+    yield counter("requests_refused", "Requests that found the waiting line full.", totals.refused)
+    yield gauge("requests_running", "Requests in the batch.", len(scheduler.running))
+    yield gauge("requests_waiting", "Requests in the waiting line.", len(scheduler.waiting))
+    yield counters(
         "tokens",
         "Tokens computed, found in the prefix cache, and generated.",
         "kind",
@@ -84,14 +84,14 @@ def _requests(batcher: Batcher) -> Iterator[Metric]:
 
 def _steps(batcher: Batcher) -> Iterator[Metric]:
     totals = batcher.totals
-    yield _counter("busy_seconds", "Seconds that the device worked on steps.", totals.busy_s)
-    yield _counter(
+    yield counter("busy_seconds", "Seconds that the device worked on steps.", totals.busy_s)
+    yield counter(
         "preemptions",
         "Times a sequence gave its blocks back to go on later.",
         batcher.scheduler.num_preemptions,
     )
     if totals.last_step_time:
-        yield _gauge(
+        yield gauge(
             "engine_last_step_timestamp_seconds",
             "When the last step ended, in Unix time.",
             totals.last_step_time,
@@ -100,15 +100,15 @@ def _steps(batcher: Batcher) -> Iterator[Metric]:
 
 def _pool(batcher: Batcher) -> Iterator[Metric]:
     pool = batcher.scheduler.pool
-    yield _gauges(
+    yield gauges(
         "kv_blocks",
         "Blocks of the paged cache.",
         "state",
         {"free": pool.num_free, "used": pool.num_used},
     )
-    yield _gauge("kv_pool_blocks", "Blocks of the paged cache in all.", pool.num_blocks)
-    yield _gauge("kv_block_slots", "Tokens that a block holds.", pool.block_size)
-    yield _gauge(
+    yield gauge("kv_pool_blocks", "Blocks of the paged cache in all.", pool.num_blocks)
+    yield gauge("kv_block_slots", "Tokens that a block holds.", pool.block_size)
+    yield gauge(
         "kv_wasted_slots",
         "Slots in used blocks that hold no token.",
         wasted_slots(batcher.scheduler),
@@ -117,15 +117,13 @@ def _pool(batcher: Batcher) -> Iterator[Metric]:
 
 def _speculation(batcher: Batcher, max_draft_tokens: int) -> Iterator[Metric]:
     counts = batcher.speculation
-    yield _counter(
-        "spec_decode_num_drafts", "Verifications with at least one draft.", counts.rounds
-    )
-    yield _counter(
+    yield counter("spec_decode_num_drafts", "Verifications with at least one draft.", counts.rounds)
+    yield counter(
         "spec_decode_num_draft_tokens", "Drafts verified, up to the stop.", counts.drafted
     )
-    yield _counter("spec_decode_num_accepted_tokens", "Drafts that stood.", counts.accepted)
+    yield counter("spec_decode_num_accepted_tokens", "Drafts that stood.", counts.accepted)
     missing = [0] * (max_draft_tokens - len(counts.accepted_per_position))
-    yield _counters(
+    yield counters(
         "spec_decode_num_accepted_tokens_per_pos",
         "Drafts that stood, by their place in the round.",
         "position",
@@ -134,51 +132,27 @@ def _speculation(batcher: Batcher, max_draft_tokens: int) -> Iterator[Metric]:
 
 
 def _drafts(hub: DraftHub, drafts: DraftTotals) -> Iterator[Metric]:
-    yield _counter("draft_proposed_tokens", "Tokens that drafters proposed.", drafts.num_proposed)
-    yield _counters(
+    yield counter("draft_proposed_tokens", "Tokens that drafters proposed.", drafts.num_proposed)
+    yield counters(
         "draft_unused",
         "Proposed tokens that no step verified, by reason.",
         "reason",
         {reason.value: drafts.unused[reason] for reason in Unused},
     )
     arrivals = {arrival.value: drafts.arrivals[arrival] for arrival in Arrival}
-    yield _counters(
+    yield counters(
         "draft_frames",
         "Proposals and other frames, by what became of them.",
         "arrival",
         arrivals | dict(hub.frames),
     )
     states = Counter(drafter_state(client) for client in hub.clients)
-    yield _gauges(
+    yield gauges(
         "drafters",
         "Drafter addresses, by what the target thinks of them.",
         "state",
         {state: states[state] for state in _DRAFTER_STATES},
     )
-    yield _counter(
+    yield counter(
         "drafter_connect_attempts", "Attempts to connect to a drafter.", hub.connect_attempts
     )
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"outrider_{name}", text, value)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"outrider_{name}", text, value)
-
-
-def _counters(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = CounterMetricFamily(f"outrider_{name}", text, labels=[label])
-    return _fill(family, values)
-
-
-def _gauges(name: str, text: str, label: str, values: Mapping[str, float]) -> Metric:
-    family = GaugeMetricFamily(f"outrider_{name}", text, labels=[label])
-    return _fill(family, values)
-
-
-def _fill(family: CounterMetricFamily | GaugeMetricFamily, values: Mapping[str, float]) -> Metric:
-    for key, value in values.items():
-        family.add_metric([key], value)
-    return family

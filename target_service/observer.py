@@ -7,18 +7,15 @@ step goes on. What the engine counts anyway is not told again, but read when som
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
-import structlog
 from opentelemetry.context import Context
 from opentelemetry.trace import Link
 from prometheus_client import CollectorRegistry, Histogram
 
+from outrider.serving.faults import Faults
 from outrider.serving.metrics import SECONDS_BUCKETS, TOKENS_BUCKETS
 from outrider.serving.tracing import Tracing
 from target_service.scheduler import Plan, Planned
-
-log = structlog.get_logger(__name__)
 
 _SHORT_BUCKETS = (0.0001, 0.00025, 0.0005, *SECONDS_BUCKETS)
 """For what can be over in less than a millisecond."""
@@ -26,32 +23,6 @@ _K_BUCKETS = (*map(float, range(9)), 12.0, 16.0, 24.0, 32.0, 64.0)
 """Each k up to the usual limit apart, and none at all from one."""
 _LOOKING_S = 0.0005
 """What a step takes to see that it need not wait for drafts."""
-
-
-class Faults:
-    """Errors of the telemetry itself. `with faults:` lets none of them out."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._said: set[str] = set()
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> bool:
-        if error is None or traceback is None or not isinstance(error, Exception):
-            return False
-        self.count += 1
-        where = traceback.tb_frame.f_code.co_name
-        if where not in self._said:  # not once a step
-            self._said.add(where)
-            log.error("telemetry failed", where=where, exc_info=error)
-        return True
 
 
 class Observer:
