@@ -29,7 +29,7 @@ async def span_of(
     """The one span of a request to a gateway."""
     spans, script = Spans(), script or Script([5] * 4, block=2)
     async with gateway_with(folder, script, tracing=spans.tracing("gateway")) as (gateway, _):
-        call = gateway.stub.Generate(request, timeout=5, metadata=metadata)
+        call = gateway.stub.Generate(request, timeout=15, metadata=metadata)
         try:
             async for _ in call:
                 pass
