@@ -15,6 +15,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from outrider.cli.demo import free_ports
+from outrider.serving import admin
 from outrider.serving.health import SetHealthy
 from outrider.serving.metrics import SECONDS_BUCKETS, Snapshot, make_registry
 from outrider.serving.server import listening
@@ -131,6 +132,25 @@ async def test_open_metrics_for_who_asks() -> None:
     assert body.endswith("# EOF\n")
 
 
+@pytest.mark.parametrize(
+    "accept",
+    [
+        "text/plain;version=zz",
+        "application/openmetrics-text; version=abc",
+        "application/openmetrics-text; version=9.9.9",
+        "text/plain; version=" + "1" * 5000,
+        "application/openmetrics-text;version=1.0.0\xff",
+        ",;=,;;version=",
+    ],
+)
+async def test_what_cannot_be_had_or_understood_gets_the_plain_format(accept: str) -> None:
+    """Whatever a client says it takes; the type is what the body is, and not what was asked."""
+    async with running(Slow()) as port:
+        status, kind, body = await get(port, "/metrics", Accept=accept)
+    assert (status, kind) == (200, "text/plain; version=0.0.4; charset=utf-8")
+    assert "# EOF" not in body
+
+
 async def test_other_paths_and_methods_are_refused() -> None:
     """404 and 405, and a HEAD without a body."""
     async with running(Slow()) as port:
@@ -186,6 +206,36 @@ async def test_silent_and_half_spoken_connections_do_not_hold_the_end() -> None:
     assert asyncio.get_running_loop().time() - began < 3
     silent.close()
     half.close()
+
+
+HALF = (b"", b"GET /metrics HTTP/1.1\r\nX: ", b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\nGET /")
+
+
+@pytest.mark.parametrize("said", HALF, ids=["nothing", "half a request", "one and a half"])
+async def test_no_connection_stays(monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    """One that sends no whole request, or no whole second one, is closed after a while."""
+    monkeypatch.setattr(admin, "_CONNECTION_S", 0.3)
+    async with running(Slow()) as port:
+        reader, writer = await asyncio.open_connection(HOST, port)
+        writer.write(said)
+        with contextlib.suppress(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 5)
+        writer.close()
+
+
+async def test_many_connections_neither_pile_up_nor_keep_probes_out() -> None:
+    """The oldest make room."""
+    async with running(Slow()) as port, contextlib.AsyncExitStack() as stack:
+        pairs = []
+        for _ in range(3 * admin._MOST_CONNECTIONS):
+            reader, writer = await asyncio.open_connection(HOST, port)
+            stack.callback(writer.close)
+            writer.write(HALF[1])
+            pairs.append(reader)
+        assert (await get(port, "/readyz"))[0] == 200
+        for reader in pairs[: 2 * admin._MOST_CONNECTIONS]:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
 
 
 async def test_no_admin_where_none_is_wanted() -> None:
