@@ -22,7 +22,8 @@ from opentelemetry.util.types import AttributeValue
 
 from outrider.params import MAX_REQUEST_ID_BYTES, InvalidParam
 from outrider.serving import tracing
-from outrider.serving.errors import InvalidRequest, OutriderError
+from outrider.serving.errors import OutriderError
+from outrider.serving.open_calls import SHUTTING_DOWN
 from protos.outrider.v1 import target_pb2
 from target_service.draft_tail import Unused
 from target_service.observer import Observer
@@ -34,8 +35,9 @@ log = structlog.get_logger(__name__)
 _FIRST_ROUNDS = 16
 _EVERY_ROUND = 16
 _MAX_EVENTS = 128
-_DEADLINE_SLACK_S = 0.05
-"""A client whose deadline is this near has left because of it: its clock runs ahead of ours."""
+_SLACK_S, _SLACK_SHARE = 0.05, 0.02
+"""A client with no more than this left, of its whole patience, has left because of its deadline,
+which travels rounded up by a percent and takes its time."""
 _LEFT = "cancelled"
 """The code of a client that left: no error of anybody's."""
 _SPAN_FACTS = (
@@ -103,6 +105,7 @@ class RequestRecord:
         self._message = message
         self._request_id = message.request_id[:MAX_REQUEST_ID_BYTES]  # not checked yet
         self._call = context
+        self._patience_s: float | None = context.time_remaining()
         self._choices: Sequence[Request] = ()
         self._span: Span = INVALID_SPAN
         self._started_s = time.monotonic()
@@ -126,8 +129,7 @@ class RequestRecord:
         """It is over; `error` is what ended it, None if everything was delivered."""
         if self.outcome is not None:
             return
-        self.outcome, code = self._judge(error)
-        reason = code if self.outcome is Outcome.CANCELLED else str(error)
+        self.outcome, code, reason = self._judge(error)
         now, facts = time.monotonic(), self._facts()
         with self._faults:
             self._write_line(code, reason, facts, now)
@@ -138,21 +140,24 @@ class RequestRecord:
             with self._faults:
                 self._end_span(code, reason, facts, now)
 
-    def _judge(self, error: BaseException | None) -> tuple[Outcome, str]:
-        """The outcome, and the name of the gRPC code, empty for OK."""
+    def _judge(self, error: BaseException | None) -> tuple[Outcome, str, str]:
+        """The outcome, the name of the gRPC code, and why; both are empty for OK."""
         if error is None:
-            return Outcome.FINISHED, ""
+            return Outcome.FINISHED, "", ""
+        if isinstance(error, asyncio.CancelledError) and SHUTTING_DOWN not in error.args:
+            remaining_s, patience_s = self._call.time_remaining(), self._patience_s or 0.0
+            if remaining_s is not None and remaining_s <= _SLACK_S + _SLACK_SHARE * patience_s:
+                return Outcome.CANCELLED, "deadline_exceeded", "the client's deadline passed"
+            return Outcome.CANCELLED, _LEFT, "the client left"
+        # Who is closed in the middle of a message, and not cancelled, is closed by the shutdown.
         if isinstance(error, asyncio.CancelledError | GeneratorExit):
-            remaining_s = self._call.time_remaining()
-            if remaining_s is not None and remaining_s < _DEADLINE_SLACK_S:
-                return Outcome.CANCELLED, "deadline_exceeded"
-            return Outcome.CANCELLED, _LEFT
+            return Outcome.FAILED, "unavailable", SHUTTING_DOWN
         if isinstance(error, InvalidParam):
-            return Outcome.REFUSED, InvalidRequest.code.name.lower()
+            return Outcome.REFUSED, "invalid_argument", str(error)
         if isinstance(error, OutriderError):
-            ran = Outcome.FAILED if self._choices else Outcome.REFUSED
-            return ran, error.code.name.lower()
-        return Outcome.FAILED, "internal"
+            outcome = Outcome.FAILED if self._choices else Outcome.REFUSED
+            return outcome, error.code.name.lower(), str(error)
+        return Outcome.FAILED, "internal", type(error).__name__
 
     def _start_span(self, model: str) -> Span:
         message = self._message

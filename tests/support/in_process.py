@@ -8,7 +8,7 @@ from pathlib import Path
 
 import grpc
 
-from outrider.serving.server import listening
+from outrider.serving.server import Listening, listening
 from outrider.serving.settings import TargetSettings
 from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
@@ -21,11 +21,12 @@ class Target:
     """A running target and a stub to it."""
 
     def __init__(
-        self, service: TargetService, channel: grpc.aio.Channel, address: str, admin_port: int
+        self, service: TargetService, channel: grpc.aio.Channel, address: str, server: Listening
     ) -> None:
         self.service = service
         self.address = address
-        self.admin_port = admin_port
+        self.calls = server.calls
+        self.admin_port = server.admin_port
         """0 without one."""
         self.stub = target_pb2_grpc.TargetStub(channel)
 
@@ -105,7 +106,7 @@ async def running_target(
     async with listening(service, HOST, 0, (HOST, 0) if admin else None) as server:
         address = f"{HOST}:{server.port}"
         async with grpc.aio.insecure_channel(address) as channel:
-            yield Target(service, channel, address, server.admin_port)
+            yield Target(service, channel, address, server)
             assert service.batcher is not None
             assert service.batcher.scheduler.check_integrity() == []
             if not service.batcher.scheduler.running:

@@ -195,6 +195,16 @@ async def break_a_step(target: Target, spans: Spans) -> None:
         await ids_of(target.stub.Generate(make_request([5, 6, 7], 40), timeout=50))
 
 
+async def shut_down(target: Target, spans: Spans) -> None:
+    """The grace time is over, and the request is not."""
+    call = target.stub.Generate(make_request([5, 6, 7], 4000), timeout=50)
+    await call.read()
+    assert await target.calls.drain(0.01) == 1
+    with pytest.raises(grpc.aio.AioRpcError, match="shutting down"):
+        while await call.read() is not grpc.aio.EOF:
+            pass
+
+
 async def never_read(target: Target, spans: Spans) -> None:
     """Opened, and then nothing is read."""
     async with unread_call(target, 4000):
@@ -210,6 +220,7 @@ async def never_read(target: Target, spans: Spans) -> None:
         (ask_nonsense, "refused", "invalid_argument", "error"),
         (find_the_line_full, "refused", "resource_exhausted", "error"),
         (break_a_step, "failed", "internal", "error"),
+        (shut_down, "failed", "unavailable", "error"),
         (never_read, "failed", "unavailable", "error"),
     ],
 )
