@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from outrider.cli.options import SERVICES, check_environment
+from outrider.cli.stack import STOP_MARGIN_S
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE = Path(sys.executable).parent / "docker-compose"
@@ -111,10 +112,10 @@ def test_what_the_services_are_told_is_known_to_them(combination: str) -> None:
 
 
 def test_services_get_longer_to_stop_than_they_give_their_streams() -> None:
-    """The engine kills only what has not ended within its own grace time and five seconds more."""
+    """The engine kills only what has not ended within its own grace time and a drain's margin."""
     for name, each in services().items():
         if name in LONG_LIVED:
-            assert seconds(each["stop_grace_period"]) >= SERVICES[name]().grace_s + 5
+            assert seconds(each["stop_grace_period"]) >= SERVICES[name]().grace_s + STOP_MARGIN_S
 
 
 def test_the_order_of_starting() -> None:
