@@ -11,10 +11,13 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from typing import Any
+import traceback
+from typing import Any, TextIO
 
 import structlog
-from structlog.typing import EventDict
+from structlog.typing import EventDict, ExcInfo, Processor
+
+from outrider.text import indented, one_line
 
 _OURS = ("outrider", "outrider_kernels")
 _OF_COLLECTORS = ("opentelemetry", "outrider.serving.span_export")
@@ -58,11 +61,7 @@ def configure_logging(service: str, level: str = "info") -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.StackInfoRenderer(),
-            *([] if terminal else [structlog.processors.format_exc_info]),
-            # The default one shows every variable and holds the event loop for half a second.
-            structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
-            if terminal
-            else structlog.processors.JSONRenderer(default=str),
+            *(_for_terminals() if terminal else _for_programs()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
@@ -71,3 +70,29 @@ def configure_logging(service: str, level: str = "info") -> None:
     logging.basicConfig(handlers=[_Foreign()], level=logging.WARNING, force=True)
     for name in _OURS:
         logging.getLogger(name).setLevel(number)
+
+
+def _for_programs() -> list[Processor]:
+    return [
+        structlog.processors.format_exc_info,
+        structlog.processors.JSONRenderer(default=str),
+    ]
+
+
+def _for_terminals() -> list[Processor]:
+    # structlog's own traceback shows every variable and holds the event loop for half a second.
+    return [_as_lines, structlog.dev.ConsoleRenderer(exception_formatter=_show_traceback)]
+
+
+def _as_lines(_: Any, __: str, event: EventDict) -> EventDict:
+    """Values that the renderer would show as they are, be they control characters."""
+    for key, value in event.items():
+        if key != "exc_info":
+            text = value if isinstance(value, str) else repr(value)
+            if one_line(text) != text:
+                event[key] = one_line(text)
+    return event
+
+
+def _show_traceback(file: TextIO, error: ExcInfo) -> None:
+    file.write("\n" + indented("".join(traceback.format_exception(*error)).rstrip("\n")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -106,3 +107,23 @@ def test_log_lines_are_readable() -> None:
     assert readable(line).split() == ["info", "listening", "port=5"]
     assert readable("plain text") == "plain text"
     assert readable("17") == "17"
+
+
+FORGED = "\x1b]0;pwn\x07\x1b[31mred\nerror   the engine is dead  reason=fake\u2028\x9b1m"
+
+
+def test_nothing_in_a_log_line_makes_two_or_steers_the_terminal() -> None:
+    """Whatever a client calls its request, in values, events and tracebacks."""
+    for entry in (
+        {"event": "e", "request_id": FORGED},
+        {"event": FORGED, "level": "info"},
+        {"event": "e", "level": FORGED},
+        {"event": "e", "ids": [FORGED]},
+        {"event": "e", FORGED: 1},
+    ):
+        assert readable(json.dumps(entry)).isprintable()
+    assert readable(FORGED).isprintable()
+    assert readable(json.dumps({"event": "e", "id": "a b=1"})).endswith("id='a b=1'")
+    shown = readable(json.dumps({"event": "e", "exception": f"Trace:\n  {FORGED}"}))
+    assert shown.split("\n")[3] == "  error   the engine is dead  reason=fake\\u2028\\x9b1m"
+    assert shown.replace("\n", "").isprintable()

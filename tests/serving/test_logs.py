@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import re
 import subprocess
 import sys
 
@@ -49,6 +52,39 @@ def test_the_standard_librarys_log_comes_out_like_our_own(
         for each in levels
     ]  # fmt: skip
     assert all(line["service"] == "target" for line in lines)
+
+
+CONTROLS = """
+import sys
+import structlog
+from outrider.serving.logs import configure_logging
+configure_logging("target")
+forged = "\\x1b]0;pwn\\x07\\x1b[31mred\\nerror   the engine is dead  reason=fake"
+log = structlog.get_logger("x")
+log.info("request", request_id=forged, ids=[forged], short="a\\x9bb")
+log.info(forged)
+try:
+    raise ValueError(forged)
+except ValueError as error:
+    log.error("failed", exc_info=error)
+"""
+
+
+def test_no_value_steers_the_terminal_or_makes_two_lines_of_one() -> None:
+    """Whatever a client calls its request: on a terminal only the renderer's colours are left."""
+    ours, theirs = pty.openpty()
+    with os.fdopen(ours, "rb", buffering=0) as reader, os.fdopen(theirs, "w") as terminal:
+        subprocess.run([sys.executable, "-c", CONTROLS], stderr=terminal, timeout=15, check=True)
+        said = reader.read(1 << 16).decode().replace("\r\n", "\n")
+    lines = re.sub(r"\x1b\[[0-9]*m", "", said).splitlines()
+    assert [line for line in lines if not line.isprintable()] == []
+    assert [line for line in lines if line.startswith(("error", "Value", "20"))] == [
+        lines[0],
+        lines[1],
+        lines[2],
+    ]
+    assert "short=a\\x9bb" in lines[0]
+    assert lines[-1] == "  error   the engine is dead  reason=fake"
 
 
 FLOOD = """

@@ -1,0 +1,34 @@
+"""What is text at all, and what of it can stand on a line for people.
+
+Names and messages come from peers, who may have put control characters in them: those would steer
+the terminal of whoever reads the log, or make one line look like two.
+"""
+
+from __future__ import annotations
+
+
+def is_text(text: str) -> bool:
+    """False if it came from bytes that are no UTF-8, which Python keeps as lone surrogates."""
+    return not any("\ud800" <= char <= "\udfff" for char in text)
+
+
+def one_line(text: str) -> str:
+    """The text with everything escaped that would end the line or that is not to be seen."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() or char == "\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def one_word(value: object) -> str:
+    """A value behind its key: as it is, or as Python writes it where it could look like more."""
+    if isinstance(value, str) and value.isprintable() and not set(value) & set(" ='\""):
+        return value
+    return repr(value)
+
+
+def indented(lines: str) -> str:
+    """A traceback, say, whose lines none can take for those of a log."""
+    return "\n".join(f"  {one_line(line)}" for line in lines.split("\n"))
