@@ -22,8 +22,10 @@ from rich.text import Text
 
 from outrider.cli.answer_printer import DRAFTED_STYLE
 from outrider.cli.chat_session import ChatSession, CommandError, Quit, parse_drafts
-from outrider.cli.client import Chunk, Client, Finish, is_text
+from outrider.cli.client import Chunk, Client, Finish
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, USAGE, report
+from outrider.cli.values import ADDRESS, SECONDS, TEXT
+from outrider.text import is_text
 
 PROMPT = "> "
 
@@ -38,13 +40,16 @@ def _drafts(_: click.Context, __: click.Parameter, text: str) -> Any:
 @click.command(epilog=EXIT_HELP)
 @click.option(
     "--address",
+    type=ADDRESS,
     default="127.0.0.1:50051",
     show_default=True,
     envvar="OUTRIDER_ADDRESS",
     help="The gateway.",
 )
-@click.option("--model", default="", help="A model's name. Empty: the gateway's only one.")
-@click.option("--system", default=None, help="The turn before all others.")
+@click.option(
+    "--model", type=TEXT, default="", help="A model's name. Empty: the gateway's only one."
+)
+@click.option("--system", type=TEXT, default=None, help="The turn before all others.")
 @click.option("--temperature", type=click.FloatRange(0, 100), default=0.0, show_default=True)
 @click.option("--seed", type=click.IntRange(0, 2**64 - 1), default=None, help="Unset: a new one.")
 @click.option(
@@ -57,7 +62,7 @@ def _drafts(_: click.Context, __: click.Parameter, text: str) -> Any:
     help="Let the target decide, none, or K tokens each round.",
 )
 @click.option("--max-tokens", type=click.IntRange(1, 2**32 - 1), default=512, show_default=True)
-@click.option("--timeout", "timeout_s", type=float, default=600.0, show_default=True)
+@click.option("--timeout", "timeout_s", type=SECONDS, default=600.0, show_default=True)
 def chat(address: str, timeout_s: float, **settings: Any) -> None:
     """Talk with the model. /help lists what else can be typed.
 

@@ -70,9 +70,14 @@ def parse_drafts(text: str) -> SpeculationParams:
         return SpeculationParams(mode=SpeculationMode.AUTO)
     if text == "off":
         return SpeculationParams(mode=SpeculationMode.OFF)
-    if text.isdecimal() and int(text) < 2**32:
+    if _is_number(text, 2**32):
         return SpeculationParams(mode=SpeculationMode.FIXED, max_draft_tokens=int(text))
     raise CommandError(f"drafts are on, off or a number of tokens, not {text!r}")
+
+
+def _is_number(text: str, below: int) -> bool:
+    """A whole one. Of thousands of digits Python makes no number at all."""
+    return text.isdecimal() and len(text) <= len(str(below)) and int(text) < below
 
 
 @dataclass
@@ -136,7 +141,7 @@ class ChatSession:
         if text == "off":
             self.seed = None
         elif text:
-            if not text.isdecimal() or int(text) >= 2**64:
+            if not _is_number(text, 2**64):
                 raise CommandError(f"a seed is a number from 0 to {2**64 - 1}, or off")
             self.seed = int(text)
         return "a new seed each time" if self.seed is None else f"seed {self.seed}"
@@ -165,7 +170,6 @@ class ChatSession:
     def _save(self, text: str) -> str:
         if not text:
             raise CommandError("name a file: /save FILE")
-        path = Path(text).expanduser()
         content = {
             "system": self.system,
             "messages": [{"role": role, "content": content} for role, content in self.turns],
@@ -174,10 +178,13 @@ class ChatSession:
             "totals": dataclasses.asdict(self.totals),
         }
         try:
+            path = Path(text).expanduser()
             with path.open("x", encoding="utf-8") as file:
                 file.write(json.dumps(content, ensure_ascii=False, indent=1) + "\n")
         except OSError as error:
-            raise CommandError(f"cannot save to {path}: {error.strerror}") from error
+            raise CommandError(f"cannot save to {text}: {error.strerror}") from error
+        except (ValueError, RuntimeError) as error:  # a name that none can have; ~nobody
+            raise CommandError(f"cannot save to {text}: {error}") from error
         return f"saved to {path}"
 
     def _quit(self, _: str) -> str:

@@ -125,11 +125,6 @@ class Client:
             self._call.cancel()
 
 
-def is_text(text: str) -> bool:
-    """False if it came from bytes that are no UTF-8, which Python keeps as lone surrogates."""
-    return not any("\ud800" <= char <= "\udfff" for char in text)
-
-
 def _to_proto(question: Question) -> pb.GenerateRequest:
     params = question.params
     sampling = sampling_to_proto(params.sampling)

@@ -9,6 +9,7 @@ import click
 
 from outrider.cli.config_file import toml_value
 from outrider.cli.options import PREFIXES, SERVICES, build, origin, stack_options
+from outrider.text import one_line
 
 
 @click.command()
@@ -25,7 +26,7 @@ def config(context: click.Context, /, as_toml: bool, **values: Any) -> None:
         click.echo(f"[{service}]")
         for field in dataclasses.fields(settings_class):
             value = toml_value(getattr(settings, field.name))
-            where = origin(context, service, field.name)
+            where = one_line(origin(context, service, field.name))
             if as_toml:
                 click.echo(f"# {field.metadata['help']} ({where})\n{field.name} = {value}")
             else:

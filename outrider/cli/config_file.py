@@ -68,6 +68,8 @@ def toml_value(value: bool | int | float | str) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, str):
-        # JSON's escapes are TOML's, but for the one control character that JSON allows as it is.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        # JSON's escapes are TOML's, but for the one control character that JSON allows as it is,
+        # and for what a terminal may lack: two of four digits make no character in TOML.
+        quoted = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return "".join(char if char < "\U00010000" else f"\\U{ord(char):08x}" for char in quoted)
     return repr(value)

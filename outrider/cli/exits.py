@@ -7,10 +7,13 @@ import signal
 import click
 import grpc
 
+from outrider.text import one_line
+
 ANSWERED, FAILED, USAGE, NO_GATEWAY, REFUSED, BUSY, OUT_OF_TIME = range(7)
 INTERRUPTED = 128 + signal.SIGINT
 BY_CODE = {
     grpc.StatusCode.UNAVAILABLE: NO_GATEWAY,
+    grpc.StatusCode.UNIMPLEMENTED: NO_GATEWAY,
     grpc.StatusCode.INVALID_ARGUMENT: REFUSED,
     grpc.StatusCode.NOT_FOUND: REFUSED,
     grpc.StatusCode.RESOURCE_EXHAUSTED: BUSY,
@@ -27,7 +30,9 @@ def report(error: grpc.RpcError, address: str) -> int:
     code, details = error.code(), error.details()
     if code is grpc.StatusCode.UNAVAILABLE:
         message = f"no answer from a gateway at {address}: {details}"
+    elif code is grpc.StatusCode.UNIMPLEMENTED:
+        message = f"what answers at {address} is no gateway: {details}"
     else:
         message = f"{code.name}: {details}"
-    click.echo(f"Error: {message}", err=True)
+    click.echo(f"Error: {one_line(message)}", err=True)
     return BY_CODE.get(code, FAILED)

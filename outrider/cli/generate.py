@@ -12,8 +12,9 @@ import click
 import grpc
 
 from outrider.cli.answer_printer import AnswerPrinter
-from outrider.cli.client import Chunk, Client, Finish, Question, is_text
+from outrider.cli.client import Chunk, Client, Finish, Question
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, report
+from outrider.cli.values import ADDRESS, SECONDS, TEXT
 from outrider.params import (
     GenerationParams,
     SamplingParams,
@@ -22,6 +23,7 @@ from outrider.params import (
     StoppingParams,
     VerificationMode,
 )
+from outrider.text import is_text
 
 
 def _names(enum: type[Any]) -> click.Choice[str]:
@@ -29,17 +31,22 @@ def _names(enum: type[Any]) -> click.Choice[str]:
 
 
 @click.command(epilog=EXIT_HELP)
-@click.argument("prompt")
+@click.argument("prompt", type=TEXT)
 @click.option("--chat", is_flag=True, help="PROMPT is a user's turn; the model's template applies.")
-@click.option("--system", default=None, help="The system turn of a chat; implies --chat.")
+@click.option(
+    "--system", type=TEXT, default=None, help="The system turn of a chat; implies --chat."
+)
 @click.option(
     "--address",
+    type=ADDRESS,
     default="127.0.0.1:50051",
     show_default=True,
     envvar="OUTRIDER_ADDRESS",
     help="The gateway.",
 )
-@click.option("--model", default="", help="A model's name. Empty: the gateway's only one.")
+@click.option(
+    "--model", type=TEXT, default="", help="A model's name. Empty: the gateway's only one."
+)
 @click.option("--max-tokens", type=int, default=256, show_default=True)
 @click.option("--min-tokens", type=int, default=0, show_default=True)
 @click.option(
@@ -52,7 +59,9 @@ def _names(enum: type[Any]) -> click.Choice[str]:
 @click.option("--repetition-penalty", type=float, default=1.0)
 @click.option("--frequency-penalty", type=float, default=0.0)
 @click.option("--presence-penalty", type=float, default=0.0)
-@click.option("--stop", multiple=True, help="A string that ends the text. Several are allowed.")
+@click.option(
+    "--stop", type=TEXT, multiple=True, help="A string that ends the text. Several are allowed."
+)
 @click.option("--stop-token-id", "stop_token_ids", type=int, multiple=True)
 @click.option("--ignore-eos", is_flag=True, help="Go on past the model's end of text.")
 @click.option("--speculation", type=_names(SpeculationMode), default="auto", show_default=True)
@@ -69,7 +78,7 @@ def _names(enum: type[Any]) -> click.Choice[str]:
 )
 @click.option("--prompt-logprobs", type=int, default=None, help="The same of the prompt's tokens.")
 @click.option(
-    "--timeout", "timeout_s", type=float, default=600.0, show_default=True, help="Seconds."
+    "--timeout", "timeout_s", type=SECONDS, default=600.0, show_default=True, help="Seconds."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def generate(prompt: str, timeout_s: float, address: str, as_json: bool, **given: Any) -> None:

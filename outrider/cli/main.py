@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from outrider.cli.terminal import adapt_streams
+from outrider.cli.terminal import adapt_streams, full_disks_told
 
 # Where each subcommand lives: (module, attribute, one line of help). Modules are imported when
 # their command is looked up, so that `outrider generate` never pays for what `models` needs.
@@ -31,7 +31,8 @@ class LazyGroup(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run; the first thing that happens, even before the help is shown."""
         adapt_streams()
-        return super().main(*args, **kwargs)
+        with full_disks_told():
+            return super().main(*args, **kwargs)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of COMMANDS."""

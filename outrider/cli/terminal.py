@@ -1,12 +1,15 @@
-"""Output on terminals that cannot show every character: those come out escaped, nothing fails."""
+"""Output where not every character can be shown, or nothing more written: no tracebacks."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import functools
 import io
+import os
 import struct
 import sys
+from collections.abc import Iterator
 
 _ESCAPE = "outrider.escape"
 _ESCAPED_ASCII = "escaped_ascii"
@@ -23,6 +26,23 @@ def adapt_streams() -> None:
         # What is no text is refused later, with words.
         encoding = "utf-8" if _is_ascii(sys.stdin) else None
         sys.stdin.reconfigure(encoding=encoding, errors="surrogateescape")
+
+
+@contextlib.contextmanager
+def full_disks_told() -> Iterator[None]:
+    """Exit with 1 and one line where standard output takes no more."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # as it is where it was closed before the start
+                sys.stdout.flush()
+    except OSError as error:
+        # What is buffered would fail once more at the end of the process.
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 - for as long as the process is there
+        with contextlib.suppress(OSError):
+            print(f"Error: {error}", file=sys.stderr, flush=True)
+        sys.exit(1)
 
 
 @functools.cache

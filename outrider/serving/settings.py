@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.text import is_text
+
 DEFAULT_MESSAGE_BYTES = 4 * 1024 * 1024
 MIN_MESSAGE_BYTES = 256 * 1024
 """Several frames of the draft protocol, which have a limit of their own."""
@@ -54,6 +56,8 @@ class _Checked:
             choices = spec.metadata["choices"]
             if spec.metadata["addresses"]:
                 _check_addresses(name, value)
+            if isinstance(value, str) and not is_text(value):
+                raise SettingsError(f"{name} must be text in UTF-8")
             if choices and value not in choices:
                 raise SettingsError(f"{name} must be {' or '.join(choices)}, got {value!r}")
             if isinstance(value, float) and not math.isfinite(value):
@@ -67,13 +71,26 @@ class _Checked:
 def _check_addresses(name: str, addresses: str) -> None:
     """Raise SettingsError for an entry that is no host:port."""
     for address in split_addresses(addresses):
-        host, _, port = address.rpartition(":")
-        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
-            raise SettingsError(f"{name} must be host:port, comma-separated, got {address!r}")
         try:
-            host.encode("idna")
-        except UnicodeError as error:
-            raise SettingsError(f"{name}: {host!r} cannot be the name of a host") from error
+            check_address(address)
+        except AddressError as error:
+            raise SettingsError(f"{name} (comma-separated): {error}") from error
+
+
+class AddressError(ValueError):
+    """Nothing can listen there; the message says why."""
+
+
+def check_address(address: str) -> None:
+    """Raise AddressError for what is no host:port, of which gRPC would make something else."""
+    host, _, port = address.rpartition(":")
+    known = port.isascii() and port.isdigit() and len(port) < 6
+    if not host or not known or not 0 < int(port) < 65536:
+        raise AddressError(f"must be host:port, got {address!r}")
+    try:
+        host.encode("idna")
+    except UnicodeError as error:
+        raise AddressError(f"{host!r} cannot be the name of a host") from error
 
 
 def split_addresses(addresses: str) -> list[str]:

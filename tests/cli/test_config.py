@@ -86,6 +86,20 @@ def test_the_toml_output_gives_the_same_settings_again(file: Path) -> None:
     assert tomllib.loads(config("--toml", f"--config={file}").output) == tables
 
 
+def test_the_toml_output_is_toml_whatever_the_files_name(tmp_path: Path) -> None:
+    """It stands in comments, which a line break would end."""
+    file = tmp_path / "a\nb\x1b.toml"
+    file.write_text("[target]\nmax_waiting = 7\n")
+    assert tomllib.loads(config("--toml", f"--config={file}").output)["target"]["max_waiting"] == 7
+
+
+def test_a_setting_that_is_no_text() -> None:
+    """Bytes that are no UTF-8 fit neither a file nor a message."""
+    result = config("--gateway-model=\udce9")
+    assert result.exit_code == 2
+    assert "gateway-model must be text in UTF-8" in result.output
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent import futures
 
+import click
 import grpc
 import pytest
 from click.testing import CliRunner
 
+from outrider.cli.chat import chat
 from outrider.cli.demo import free_ports
 from outrider.cli.generate import generate
 from protos.outrider.v1 import sampling_pb2
@@ -149,6 +152,54 @@ def test_no_gateway_there() -> None:
     result = ask(address, "Hi")
     assert result.exit_code == 3
     assert address in result.stderr
+
+
+def test_a_server_that_is_no_gateway() -> None:
+    """Such as a target: the same status as nobody there, and words that help."""
+    server = grpc.server(futures.ThreadPoolExecutor(1))
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    try:
+        result = ask(address, "Hi")
+    finally:
+        server.stop(0).wait(5)
+    assert result.exit_code == 3
+    assert f"what answers at {address} is no gateway" in result.stderr
+
+
+def test_what_a_gateway_says_of_an_error_is_one_line(gateway) -> None:
+    """It may repeat what somebody else has sent."""
+    script, address = gateway
+    script.error, script.details = grpc.StatusCode.INTERNAL, "\x1b[31mred\nError: fake"
+    assert ask(address, "Hi").stderr == "Error: INTERNAL: \\x1b[31mred\\nError: fake\n"
+
+
+@pytest.mark.parametrize("command", [generate, chat])
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *((flag, "\udce9") for flag in ("--system", "--model")),
+        *(("--timeout", value) for value in ("0", "-1", "inf", "nan", "1e300", "x")),
+        *(
+            ("--address", value)
+            for value in ("", "host", ":1", "h:", "h:0", "h:99999", "h:" + "1" * 5000, "a..b:1")
+        ),
+    ],
+)
+def test_values_that_none_can_mean(command: click.Command, flag: str, value: str) -> None:
+    """They are usage errors that name the flag, without a call."""
+    arguments = [f"{flag}={value}", *(["Hi"] if command is generate else [])]
+    result = CliRunner().invoke(command, arguments, input="")
+    assert (result.exit_code, result.exception.code) == (2, 2)
+    assert f"Invalid value for '{flag}'" in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--stop=\udce9", "Hi"], ["\udce9"]])
+def test_bytes_that_are_no_text(arguments: list[str]) -> None:
+    """Likewise, wherever they are."""
+    result = CliRunner().invoke(generate, arguments)
+    assert result.exit_code == 2
+    assert "must be text in UTF-8" in result.stderr
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,31 @@ def test_json_stays_json() -> None:
         done = run("generate", f"--address={script.address}", "--json", "Hi", encoding="ascii")
     lines = [json.loads(line) for line in done.stdout.decode("ascii").splitlines()]
     assert lines[1]["text"] == TEXT
+
+
+def test_toml_stays_toml() -> None:
+    """Its escapes are JSON's, but for characters that JSON makes of two."""
+    done = run("config", "--toml", f"--gateway-served-name={TEXT}", encoding="ascii")
+    assert tomllib.loads(done.stdout.decode("ascii"))["gateway"]["served_name"] == TEXT
+
+
+@pytest.mark.parametrize("command", ["generate", "config", "models", "help"])
+def test_a_full_disk_is_told_in_one_line(command: str) -> None:
+    """And in the exit status; whoever writes, and whether it is noticed now or at the end."""
+    with scripted_gateway() as script, open("/dev/full", "w") as full:
+        arguments = {
+            "generate": ["generate", f"--address={script.address}", "Hi"],
+            "models": ["models", "list"],
+            "help": ["--help"],
+        }.get(command, [command])
+        done = subprocess.run(
+            [sys.executable, "-m", "outrider", *arguments],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=50,
+        )
+    assert (done.returncode, done.stderr) == (1, "Error: [Errno 28] No space left on device\n")
 
 
 @pytest.mark.parametrize(

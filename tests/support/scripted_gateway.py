@@ -29,6 +29,7 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
         self.requests: list[pb.GenerateRequest] = []
         self.words = ("Good ", "morning")
         self.error: grpc.StatusCode | None = None
+        self.details = "as scripted"
         self.hang = False
         """Send nothing behind the first chunk."""
         self.cancelled = threading.Event()
@@ -43,7 +44,7 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
         """Play the script."""
         self.requests.append(request)
         if self.error is not None:
-            context.abort(self.error, "as scripted")
+            context.abort(self.error, self.details)
         ended = threading.Event()
         context.add_callback(ended.set)
         num_choices = request.n or 1
