@@ -30,7 +30,6 @@ class DraftGate:
         self._open: set[Request] = set()
         self._wishes: dict[Request, Wish] = {}
         self._since: dict[Request, float] = {}
-        self._answered: set[Request] = set()
         self._sitting_out: set[Request] = set()
         self._deadlines: dict[Request, float] = {}
 
@@ -63,7 +62,6 @@ class DraftGate:
                     await self._arrived.wait()
             lacking = self._still_lacking(lacking)
         self._sitting_out = lacking
-        self._answered = {each for each in self._wishes if _has_answer(each)}
         self.waited_s += time.monotonic() - started
 
     @property
@@ -94,8 +92,8 @@ class DraftGate:
         if drafts is None:
             return
         now = time.monotonic()
-        answered = request in self._answered
         drafts.tail.advance(drafted, num_new)
+        answered = drafts.tail.take_empty()
         self._since[request] = now
         wish = self._wishes.get(request, NO_DRAFTS)
         if wish.k and request.room_for_drafts:
@@ -157,11 +155,6 @@ class DraftGate:
     def _tell_drafter(self, request: Request, window: int) -> None:
         if request.drafts is not None and not request.ended:
             self._hub.update(request.drafts, min(window, request.room_for_drafts))
-
-
-def _has_answer(request: Request) -> bool:
-    """Its drafter has said that it has nothing for the next round."""
-    return request.drafts is not None and request.drafts.tail.exhausted
 
 
 def _is_fixed(request: Request) -> bool:

@@ -124,6 +124,7 @@ class DraftTail:
         comes too late. Rises at once and falls slowly."""
         self._valid_from = 0
         self._nothing_behind = self._nothing_usable_behind = -1
+        self._said_nothing = False
         self._in_round = False
         self._num_verifying = 0
         self._num_orphaned = 0  # being verified, of an epoch that is over
@@ -149,6 +150,12 @@ class DraftTail:
     def settled(self) -> bool:
         """The same, or what it said there cannot be used: whoever waits, waits in vain."""
         return self.exhausted or self._nothing_usable_behind == self.end
+
+    def take_empty(self) -> bool:
+        """The drafter has said, since this was last asked, that it has nothing at all behind what
+        it had seen: then no drafts are lost, not even where that comes late."""
+        said, self._said_nothing = self._said_nothing, False
+        return said
 
     def add(self, proposal: ProposedTokens) -> None:
         """Align a proposal, at once or when the round that is being verified is over."""
@@ -178,6 +185,7 @@ class DraftTail:
             self._valid_from = len(self._confirmed) - num_new + same + 1
             self._count(Unused.MISMATCH, len(self.tokens) - num_drafted)
             self.tokens, self.probs = [], []
+            self._nothing_behind = self._nothing_usable_behind = -1  # said of another text
         else:
             # What was confirmed without having been verified was foretold by the bonus token.
             self._count(Unused.TRIMMED, min(len(self.tokens), num_new) - num_drafted)
@@ -251,8 +259,10 @@ class DraftTail:
             self._merge(position, tokens[known:], probs[known:])
         if len(tokens) < len(proposal.tokens):
             self._nothing_usable_behind = self.end
-        if not tokens and proposal.seen_len == len(self._confirmed):
-            self._nothing_behind = proposal.start
+        if not tokens:
+            self._said_nothing |= proposal.start == proposal.seen_len
+            if proposal.seen_len == len(self._confirmed):
+                self._nothing_behind = proposal.start
 
     def _usable_probs(self, proposal: ProposedTokens) -> list[SparseProbs]:
         """Of the tokens from the first on that were possible under what they were drawn from."""

@@ -56,7 +56,8 @@ class Round:
     drafted: int
     accepted: int
     answered: bool
-    """The drafter had said something for this position, be it that it has nothing."""
+    """The drafter has said in the meantime that it has nothing, be it for this position or, late,
+    for one before."""
 
 
 class StepCost:
@@ -115,6 +116,7 @@ class SequenceWindow:
         self._max_window = max_window
         self._max_wait_s = max_wait_s
         self._tried, self._stood = _PRIOR[0], _PRIOR[0] * _PRIOR[1]
+        self._filled = 1.0  # of the answers, the share that had drafts in them
         self._misses = 0
         self._num_probes = 0
         self._next_probe_s: float | None = None  # set while drafting is off
@@ -160,6 +162,7 @@ class SequenceWindow:
             self._tried = _DECAY * self._tried + tried
             self._stood = _DECAY * self._stood + outcome.accepted
         if outcome.drafted or outcome.answered:
+            self._filled = _DECAY * self._filled + (1 - _DECAY) * (outcome.drafted > 0)
             self._misses = 0
             if self._next_probe_s is not None and (outcome.accepted or not outcome.drafted):
                 self._next_probe_s, self._num_probes = None, 0
@@ -195,9 +198,10 @@ class SequenceWindow:
         return best
 
     def _worth_s(self, k: int) -> float:
-        """Waiting pays up to the time that the expected extra tokens would cost without drafts."""
+        """Waiting pays up to the time that the expected extra tokens would cost without drafts: of
+        a drafter that mostly has none, few are expected."""
         rate = self._stood / self._tried
-        gained = sum(rate**j for j in range(1, k + 1)) * self._cost.step_s / 2
+        gained = self._filled * sum(rate**j for j in range(1, k + 1)) * self._cost.step_s / 2
         return min(self._max_wait_s, gained) if self._cost.step_s else self._max_wait_s
 
     def _pause(self, now_s: float) -> None:
@@ -206,4 +210,5 @@ class SequenceWindow:
         self._next_probe_s = now_s + pause
         # A probe starts from the prior, else one bad stretch would be held against it for ever.
         self._tried, self._stood = _PRIOR[0], _PRIOR[0] * _PRIOR[1]
+        self._filled = 1.0
         self._latency_s = None

@@ -3,47 +3,84 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 
 import pytest
 
 from outrider.params import SpeculationMode
+from target_service.draft_tail import ProposedTokens
+from target_service.request import Request
 from target_service.window import Wish
-from tests.support.draft_scripts import Crossing, Drafting, Empty, Perfect
-from tests.support.function_target import output_of, running_target, solo
+from tests.support.draft_scripts import (
+    Crossing,
+    Drafting,
+    Empty,
+    Perfect,
+    Reply,
+    ScriptedSequence,
+)
+from tests.support.function_target import WAIT_S, Target, output_of, running_target, solo
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.target.test_batcher_with_drafters import connected, known, long_prompt
 
 
+class Waking:
+    """Has nothing to say up to a length, and then is always right."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+        self._behaviours = Empty(), Drafting(Perfect(known))
+
+    def answer(self, sequence: ScriptedSequence) -> list[Reply]:
+        return self._behaviours[len(sequence.confirmed) >= self._length].answer(sequence)
+
+
+def let_steps_last_until_answered(target: Target, request: Request) -> None:
+    """A step without drafts ends once the drafter has answered: no answer to it is in time, and
+    however busy the machine is, each round has one."""
+    tail, answers = request.drafts.tail, threading.Semaphore(0)
+    add = tail.add
+
+    def add_and_release(proposal: ProposedTokens) -> None:
+        add(proposal)
+        answers.release()
+
+    def fails_without_answer(_: Request) -> bool:
+        asks = request.num_generated > 0 and request.room_for_drafts > 0
+        return asks and not tail.tokens and not answers.acquire(timeout=WAIT_S)
+
+    tail.add = add_and_release  # type: ignore[method-assign]
+    target.model.fails = fails_without_answer
+
+
 async def test_a_drafter_that_has_nothing_to_say_is_not_given_up() -> None:
-    """It answers at once, so it costs no wait, and it is asked again at every round."""
+    """It answers after the step began, where steps do not wait; and it is asked again at every
+    round."""
     async with (
         ScriptedDrafter(Empty()) as drafter,
         running_target(drafter.address) as target,
     ):
         await connected(target)
         prompt = long_prompt(5)
-        target.model.step_s = 0.002
-        request = target.submit(prompt, 50, mode=SpeculationMode.AUTO)
+        request = target.submit(prompt, 30, mode=SpeculationMode.AUTO, max_wait_s=0.0)
+        let_steps_last_until_answered(target, request)
         await target.settle()
-        assert output_of(request).ids == solo(prompt, 50)
-        asked = [update.window > 0 for update in drafter.record.of(1)]
-        # The last token never needs drafts; all the other rounds do.
-        assert sum(asked) >= 45
+        assert output_of(request).ids == solo(prompt, 30)
+        asked = [window > 0 for window in drafter.record.windows(1)]
+        # The first token waits for nothing, and the last never needs drafts; all others do.
+        assert asked.count(True) == 28
 
 
 async def test_good_drafts_after_many_empty_answers_are_used_at_once() -> None:
     """A text that begins to repeat itself profits from the first repetition on."""
+    prompt = long_prompt(6)
     async with (
-        ScriptedDrafter(Empty()) as drafter,
+        ScriptedDrafter(Waking(len(prompt) + 25)) as drafter,
         running_target(drafter.address) as target,
     ):
         await connected(target)
-        prompt = long_prompt(6)
-        target.model.step_s = 0.002
         request = target.submit(prompt, 55, mode=SpeculationMode.AUTO)
-        while request.num_generated < 25:
-            await asyncio.sleep(0.001)
-        drafter.behaviour = Drafting(Perfect(known))
+        let_steps_last_until_answered(target, request)
         await target.settle()
         assert output_of(request).ids == solo(prompt, 55)
         assert request.counts.accepted >= 15

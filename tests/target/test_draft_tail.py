@@ -231,6 +231,57 @@ def test_exhausted_while_the_drafter_has_nothing_behind_the_tail():
     assert made.exhausted
 
 
+def test_what_was_said_of_another_text_does_not_end_a_wait():
+    """Nothing behind 5 and 6; but the target went on with 5 and 9, where there may be more."""
+    confirmed = [0, 1, 2]
+    made, _ = make_tail(confirmed, [5, 6])
+    made.add(ProposedTokens(1, 3, 5, []))
+    assert made.exhausted
+    round_of(made, confirmed, 2, [5, 9])
+    assert made.end == 5
+    assert not made.settled
+
+
+@pytest.mark.parametrize("late_by", [0, 1, 4])
+def test_an_empty_answer_is_one_however_late_it_comes(late_by):
+    """It says that no drafts were lost; whether a step may go on is another question."""
+    made, _ = make_tail([0] * (3 + late_by))
+    assert not made.take_empty()
+    made.add(ProposedTokens(1, 3, 3, []))
+    assert made.take_empty()
+    assert not made.take_empty()
+    assert made.exhausted == (late_by == 0)
+
+
+def test_an_empty_answer_during_a_round_belongs_to_that_round():
+    """As soon as the round is over it can be asked for."""
+    confirmed = [0, 1, 2]
+    made, _ = make_tail(confirmed)
+    made.begin_round(0)
+    made.add(ProposedTokens(1, 3, 3, []))
+    assert not made.take_empty()
+    confirmed.append(7)
+    made.advance(0, 1)
+    assert made.take_empty()
+
+
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        pytest.param(ProposedTokens(1, 2, 2, [2]), id="late drafts"),
+        pytest.param(ProposedTokens(1, 2, 3, []), id="nothing behind drafts that came late"),
+        pytest.param(ProposedTokens(1, 3, 3, [VOCAB]), id="malformed"),
+        pytest.param(ProposedTokens(1, 4, 4, []), id="behind what nobody has confirmed"),
+        pytest.param(ProposedTokens(2, 3, 3, []), id="another epoch"),
+    ],
+)
+def test_what_is_no_honest_empty_answer(proposal):
+    """Drafts that were lost are not made good by having nothing behind them."""
+    made, _ = make_tail([0, 1, 2])
+    made.add(proposal)
+    assert not made.take_empty()
+
+
 def test_finish_counts_everything_that_is_left():
     """The tail, what is verified now and what is held back: all of it was in vain."""
     made, totals = make_tail([0, 1, 2], [5, 6, 7])

@@ -60,7 +60,7 @@ class Simulation:
     latency_s: float = 0.001
     """From confirming to having drafts; when no step waits this long there are none."""
     empty: bool = False
-    """The drafter answers that it has nothing."""
+    """The drafter answers that it has nothing; each round hears one such answer, in time or not."""
     share: float = 1.0
     """Of those in a step, who gain by waiting."""
     now_s: float = 0.0
@@ -92,7 +92,7 @@ class Simulation:
         accepted = 0
         while accepted < drafted and self.accept(self.now_s):
             accepted += 1
-        self.window.observe(Round(drafted, accepted, there), self.now_s)
+        self.window.observe(Round(drafted, accepted, self.empty), self.now_s)
 
 
 def test_perfect_drafts_reach_the_cap_and_stay_there():
@@ -162,6 +162,20 @@ def test_a_drafter_without_ideas_stays_in_use():
     simulation.run(50)
     simulation.empty = False
     assert simulation.run(5)[-1].k == CAP
+
+
+@pytest.mark.parametrize("latency_s", [STEP_S / 2, 10 * STEP_S])
+def test_a_drafter_without_ideas_soon_costs_no_wait(latency_s):
+    """It is slow to say that it has nothing: it is asked all the time, but waited for no longer
+    than what is to be expected of it is worth. With its first drafts that is much again."""
+    simulation = Simulation(make_window(), lambda _: True, latency_s, empty=True)
+    wishes = simulation.run(300)
+    assert all(wish.k == CAP for wish in wishes)
+    assert simulation.waited_s < 0.03 * 300 * STEP_S
+    assert wishes[-1].worth_s < 0.01 * wishes[0].worth_s
+    for _ in range(5):
+        simulation.window.observe(Round(CAP, CAP, answered=False), simulation.now_s)
+    assert simulation.window.wish(simulation.now_s).worth_s > 0.4 * wishes[0].worth_s
 
 
 @pytest.mark.parametrize("mode", [SpeculationMode.AUTO, SpeculationMode.FIXED])
