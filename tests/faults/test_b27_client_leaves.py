@@ -53,7 +53,7 @@ def read():
     call = stub.Generate(request)
     next(call)
     # One write: print would write the newline apart, and another thread's word in between.
-    os.write(1, b"streaming\n")
+    os.write(1, b"streaming\\n")
     for _ in call:
         pass
 for _ in range(int(sys.argv[2])):
