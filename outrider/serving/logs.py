@@ -67,6 +67,8 @@ def configure_logging(service: str, level: str = "info") -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    # What a client sends as the context of its trace is no news, nor is that it is malformed.
+    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
     logging.basicConfig(handlers=[_Foreign()], level=logging.WARNING, force=True)
     for name in _OURS:
         logging.getLogger(name).setLevel(number)

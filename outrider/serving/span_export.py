@@ -7,7 +7,6 @@ counted, and the end of the process waits no longer than it is told to.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Iterator, Sequence
 
@@ -22,14 +21,13 @@ from opentelemetry.sdk.trace.export import (
     SpanExportResult,
 )
 
+from outrider.serving.trace_variables import batch_arguments, endpoint, exporter_arguments, variable
+
 log = structlog.get_logger(__name__)
 # Through the standard library, where `logs.py` lets all that is said of a collector pass once a
 # minute.
 rare = logging.getLogger(__name__)
 
-DEFAULT_ENDPOINT = "http://localhost:4317"
-MAX_SPANS = 2048
-"""Ended spans that may wait; the variable OTEL_BSP_MAX_QUEUE_SIZE says another number."""
 MAX_EVENTS = 16384
 """Events of all waiting spans together. A long answer's span has 128, which are 170 kB here, and
 23 kB on the wire, where collectors take 4 MB at once."""
@@ -40,35 +38,21 @@ _ABORT_S = 0.5
 def exporters_from_environment() -> Iterator[SpanExporter]:
     """What OTEL_TRACES_EXPORTER and the endpoint variables ask for. ValueError for what is not
     here."""
-    endpoint = _variable("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    wanted = _variable("OTEL_TRACES_EXPORTER") or ("otlp" if endpoint else "none")
+    wanted = variable("OTEL_TRACES_EXPORTER") or ("otlp" if endpoint() else "none")
     for name in wanted.split(","):
         if name.strip() == "otlp":
-            yield _otlp(endpoint or DEFAULT_ENDPOINT)
+            yield _otlp()
         elif name.strip() == "console":
             yield ConsoleSpanExporter(formatter=lambda span: span.to_json(indent=None) + "\n")
         elif name.strip() != "none":
             raise ValueError(f"OTEL_TRACES_EXPORTER must be otlp, console or none, got {name!r}")
 
 
-def _otlp(endpoint: str) -> OTLPSpanExporter:
-    protocol = _variable("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+def _otlp() -> OTLPSpanExporter:
+    protocol = variable("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
     if protocol not in ("", "grpc"):
         raise ValueError(f"OTEL_EXPORTER_OTLP_PROTOCOL must be grpc, got {protocol!r}")
-    if not endpoint.startswith(("http://", "https://")):
-        raise ValueError(f"the OTLP endpoint must begin with http:// or https://, got {endpoint!r}")
-    return OTLPSpanExporter(endpoint=endpoint)
-
-
-def _variable(*names: str) -> str:
-    return next((value for name in names if (value := os.environ.get(name, "").strip())), "")
-
-
-def _max_spans() -> int:
-    given = _variable("OTEL_BSP_MAX_QUEUE_SIZE")
-    if given and not given.isdecimal():
-        raise ValueError(f"OTEL_BSP_MAX_QUEUE_SIZE must be a whole number, got {given!r}")
-    return int(given or MAX_SPANS)
+    return OTLPSpanExporter(**exporter_arguments())
 
 
 class SpanExport(SpanProcessor):
@@ -76,9 +60,10 @@ class SpanExport(SpanProcessor):
 
     def __init__(self, exporter: SpanExporter) -> None:
         """Raises ValueError for an OTEL_BSP_ variable outside its limits."""
-        self._max_spans = _max_spans()
+        sizes = batch_arguments()
+        self._max_spans = sizes["max_queue_size"]
         self._counting = _CountingExporter(exporter)
-        self._batches = BatchSpanProcessor(self._counting, max_queue_size=self._max_spans)
+        self._batches = BatchSpanProcessor(self._counting, **sizes)
 
     @property
     def dropped(self) -> int:

@@ -30,6 +30,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from outrider.serving.settings import SettingsError
 from outrider.serving.span_export import SpanExport, exporters_from_environment
+from outrider.serving.trace_variables import sampler
 from outrider.serving.version import VERSION
 
 _W3C = TraceContextTextMapPropagator()
@@ -76,12 +77,11 @@ class Tracing:
             return cls.disabled()
         try:
             exports = [SpanExport(each) for each in exporters_from_environment()]
+            if not exports:
+                return cls.disabled()
+            provider = _provider(service, instance_id, sampler(), exports)
         except (ValueError, RuntimeError) as error:
             raise SettingsError(f"the OTEL_ variables: {error}") from error
-        if not exports:
-            return cls.disabled()
-        # Without a sampler given, the provider takes the one of the variables.
-        provider = _provider(service, instance_id, None, exports)
         return cls(provider, exports, step_spans=step_spans)
 
     @classmethod
@@ -106,7 +106,7 @@ class Tracing:
 
 
 def _provider(
-    service: str, instance_id: str, sampler: Sampler | None, processors: Iterable[SpanProcessor]
+    service: str, instance_id: str, sampled: Sampler, processors: Iterable[SpanProcessor]
 ) -> TracerProvider:
     ours = {
         "service.name": f"outrider-{service}",
@@ -116,7 +116,7 @@ def _provider(
     # What is given to `create` wins over the variables, so they are asked first.
     given = OTELResourceDetector().detect().attributes
     provider = TracerProvider(
-        sampler=sampler, resource=Resource.create(ours | dict(given)), shutdown_on_exit=False
+        sampler=sampled, resource=Resource.create(ours | dict(given)), shutdown_on_exit=False
     )
     for processor in processors:
         provider.add_span_processor(processor)

@@ -102,6 +102,25 @@ logging.getLogger("some.library").warning("heard")
 """
 
 
+def test_what_a_client_calls_a_trace_is_no_news() -> None:
+    """Malformed headers make no line, and none that a collector's trouble would have had."""
+    script = """if True:
+        import logging
+        from outrider.serving.logs import configure_logging
+        from outrider.serving.tracing import remote_context
+        configure_logging("target")
+        good = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        remote_context([("traceparent", good + "x" * 1000)])
+        for state in ("a" * 2000, "=", "a=1,a=2"):
+            remote_context([("traceparent", good), ("tracestate", state)])
+        logging.getLogger("opentelemetry.sdk").warning("away")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=15, check=True
+    )
+    assert [json.loads(line)["event"] for line in done.stderr.splitlines()] == ["away"]
+
+
 def test_a_collector_that_is_away_does_not_fill_the_log() -> None:
     """One line a minute, whoever says it, and nothing else is kept back."""
     script = FLOOD.format(ours="outrider.serving.span_export")

@@ -11,7 +11,8 @@ from opentelemetry.context import Context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
-from outrider.serving.span_export import MAX_EVENTS, MAX_SPANS, SpanExport
+from outrider.serving.span_export import MAX_EVENTS, SpanExport
+from outrider.serving.trace_variables import MAX_SPANS
 
 
 class Collector(SpanExporter):

@@ -144,6 +144,7 @@ def test_no_span_is_ever_current() -> None:
 
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
+RATIO = {"OTEL_TRACES_SAMPLER": "parentbased_traceidratio"}
 
 
 @pytest.mark.parametrize(
@@ -158,6 +159,9 @@ ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
         (ENDPOINT | {"OTEL_TRACES_EXPORTER": "none"}, False),
         (ENDPOINT | {"OTEL_SDK_DISABLED": "true"}, False),
         (ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "grpc"}, True),
+        (ENDPOINT | {"OTEL_EXPORTER_OTLP_COMPRESSION": "none"}, True),
+        (ENDPOINT | {"OTEL_TRACES_SAMPLER": "", "OTEL_BSP_SCHEDULE_DELAY": ""}, True),
+        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "100"}, True),
     ],
 )
 def test_the_standard_variables_decide(
@@ -176,10 +180,24 @@ def test_the_standard_variables_decide(
     [
         ({"OTEL_TRACES_EXPORTER": "jaeger"}, "otlp, console or none, got 'jaeger'"),
         (ENDPOINT | {"OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf"}, "must be grpc, got 'http"),
-        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"}, "http:// or https://, got 'coll"),
-        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "many"}, "QUEUE_SIZE must be a whole number, got"),
-        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "QUEUE_SIZE must be a whole number, got"),
-        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "0"}, "must be a positive integer"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "collector:4317"}, "https:// and name a host, got 'coll"),
+        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "many"}, "QUEUE_SIZE must be a whole number above"),
+        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "QUEUE_SIZE must be a whole number above"),
+        (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "0"}, "QUEUE_SIZE must be a whole number above 0"),
+        (ENDPOINT | {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2049"}, "at most the 2048 spans of OTEL"),
+        (ENDPOINT | {"OTEL_BSP_SCHEDULE_DELAY": "abc"}, "OTEL_BSP_SCHEDULE_DELAY must be a whole"),
+        (ENDPOINT | {"OTEL_BSP_EXPORT_TIMEOUT": "9" * 5000}, "OTEL_BSP_EXPORT_TIMEOUT must be"),
+        (ENDPOINT | {"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"}, "COMPRESSION must be gzip or none"),
+        (ENDPOINT | {"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "abc"}, "TIMEOUT must be a number of s"),
+        (ENDPOINT | {"OTEL_EXPORTER_OTLP_TIMEOUT": "nan"}, "TIMEOUT must be a number of seconds"),
+        (ENDPOINT | {"OTEL_EXPORTER_OTLP_CERTIFICATE": "/nope"}, "CERTIFICATE: cannot read '/nope"),
+        (ENDPOINT | {"OTEL_TRACES_SAMPLER": "bogus"}, "SAMPLER must be one of .*, got 'bogus'"),
+        (ENDPOINT | RATIO | {"OTEL_TRACES_SAMPLER_ARG": "abc"}, "a number from 0 to 1, got 'abc'"),
+        (ENDPOINT | RATIO | {"OTEL_TRACES_SAMPLER_ARG": "1.5"}, "a number from 0 to 1, got '1.5'"),
+        (ENDPOINT | {"OTEL_SPAN_EVENT_COUNT_LIMIT": "x"}, "OTEL_SPAN_EVENT_COUNT_LIMIT"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://"}, "and name a host, got 'http://'"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://h:x"}, "and name a host, got 'http://h:x'"),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://[::1"}, "and name a host, got 'http://.::1'"),
     ],
 )
 def test_a_variable_that_cannot_be_followed_is_named(
