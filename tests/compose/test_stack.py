@@ -173,7 +173,7 @@ async def read_to_the_end(call: grpc.aio.UnaryStreamCall) -> tuple[grpc.StatusCo
     """The status of a stream, and whether it had a finish."""
     finished = False
     with contextlib.suppress(grpc.aio.AioRpcError):
-        async for message in call:
+        while (message := await call.read()) is not grpc.aio.EOF:
             finished = message.HasField("finish")
     return await call.code(), finished
 
