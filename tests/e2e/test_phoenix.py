@@ -35,7 +35,7 @@ from tests.support.traced_stack import chat_request
 # The first run has Phoenix to install.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(INSTALL_S + 480)]
 
-PROJECT = "outrider test"
+PROJECT = "outrider-test"
 PARTS = ("queue", "prefill", "decode")
 NUM_SPANS = 3 + len(PARTS)
 """Of a request: one a service, and the target's parts."""
