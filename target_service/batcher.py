@@ -24,14 +24,15 @@ from target_service.draft_hub import DraftHub
 from target_service.observer import Observer
 from target_service.request import Piece, PromptToken, Reason, Request, Token
 from target_service.scheduler import Plan, Planned, Scheduler
-from target_service.verifier import Failure, Outcome
+from target_service.verifier import Failure, Outcome, Verdict
 from target_service.window import StepCost
 
 log = structlog.get_logger(__name__)
 
 _RETRY_AFTER_S = 1.0
 _MAX_FAILED_STEPS = 3
-"""Steps that failed for every request in a row, after which the engine counts as dead."""
+"""Steps in a row that failed for all who would have got a token, after which the engine counts as
+dead: the fault is not the requests'. Else it would fail so fast that it drew everybody's."""
 
 
 class Batcher:
@@ -159,18 +160,17 @@ class Batcher:
             log.error("a step failed", requests=len(plan.shares), exc_info=error)
             await self._step_one_by_one(plan, error)
             return
-        self._num_failed_steps = 0
         if all(item.num_logits == len(item.token_ids) for item in plan.batch.items):
             self._cost.observe(plan.batch.num_tokens, self.totals.last_step_s)
         for share, item, verdict in zip(plan.shares, plan.batch.items, verdicts, strict=True):
             self._commit(share, item.end, verdict)
+        self._note_step(verdicts)
 
     async def _step_one_by_one(self, plan: Plan, error: Exception) -> None:
         """Find out for whom a step fails, so that only they pay for it."""
-        failed = len(plan.shares)
+        outcomes: list[Outcome] = []
         for share, item in zip(plan.shares, plan.batch.items, strict=True):
             if share.request.ended:
-                failed -= 1
                 continue
             alone = Plan(Batch([item]), [share])
             try:
@@ -180,13 +180,23 @@ class Batcher:
             except DeviceStuck:
                 raise
             except Exception as reason:
+                outcomes.append(Failure(reason))
                 self._fail(share.request, EngineFailed(f"a step failed: {reason}"))
                 continue
-            failed -= 1
+            outcomes.append(verdict)
             self._commit(share, item.end, verdict)
-        self._num_failed_steps = self._num_failed_steps + 1 if failed == len(plan.shares) else 0
+        self._note_step(outcomes)
+
+    def _note_step(self, outcomes: list[Outcome]) -> None:
+        """Raises EngineFailed when too many in a row gave only failures. One that gave nobody a
+        token, but a piece of a prompt, says nothing of those that do."""
+        if any(isinstance(each, Verdict) and each.tokens for each in outcomes):
+            self._num_failed_steps = 0
+            return
+        failures = [each.error for each in outcomes if isinstance(each, Failure)]
+        self._num_failed_steps += bool(failures)
         if self._num_failed_steps >= _MAX_FAILED_STEPS:
-            raise EngineFailed(f"{self._num_failed_steps} steps failed in a row: {error}")
+            raise EngineFailed(f"{self._num_failed_steps} steps failed in a row: {failures[0]}")
 
     async def _run(self, plan: Plan) -> list[Outcome]:
         started = time.monotonic()

@@ -88,10 +88,12 @@ class FunctionModel:
         for share, item in zip(plan.shares, plan.batch.items, strict=True):
             if self.fails(share.request):
                 raise ArithmeticError("poisoned")
-            if self.cannot_judge(share.request):
+            if item.num_logits == 0:
+                verdicts.append(None)
+            elif self.cannot_judge(share.request):
                 verdicts.append(Failure(ArithmeticError("no finite logit")))
-                continue
-            verdicts.append(None if item.num_logits == 0 else self._verify(share, item))
+            else:
+                verdicts.append(self._verify(share, item))
         return verdicts
 
     def _verify(self, share: Planned, item: BatchItem) -> Verdict:

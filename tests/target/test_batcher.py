@@ -142,6 +142,21 @@ async def test_an_engine_that_always_fails_is_dead():
         assert target.num_deaths == 1
 
 
+@pytest.mark.parametrize("prompt_len", [1, 100])
+async def test_an_engine_that_gives_no_numbers_is_dead(prompt_len: int):
+    """No step fails, but none can be judged, however many pieces of prompts are between them."""
+    async with running_target(max_sequences=1) as target:
+        target.model.cannot_judge = lambda request: True
+        for n in range(1, 4):
+            assert target.num_deaths == 0
+            target.submit([n] * prompt_len, 5)
+            await target.settle()
+        async with asyncio.timeout(WAIT_S):
+            while not target.num_deaths:
+                await asyncio.sleep(0.001)
+        assert all(isinstance(output_of(r).error, EngineFailed) for r in target.requests)
+
+
 async def test_a_failing_step_now_and_then_does_not_kill_the_engine():
     """Failures are only fatal in a row: a step that works between them starts the count anew."""
     async with running_target() as target:
