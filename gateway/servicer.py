@@ -33,6 +33,9 @@ from protos.outrider.v1 import inference_pb2_grpc
 _T = TypeVar("_T")
 _Context = Any  # grpc.aio.ServicerContext: generic over both message types
 _RETRY_AFTER_S = 1.0
+_LONG = 16_384
+"""Characters of text, or ids, from which on tokenizing has threads of its own: a megabyte takes
+seconds, behind which a short prompt must not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._num_running = 0
         self._draining = False
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
+        self._long_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="long texts")
 
     def drain(self) -> None:
         """Refuse new requests; running ones go on."""
@@ -78,6 +82,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def close(self) -> None:
         """Let the threads go."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._long_threads.shutdown(wait=False, cancel_futures=True)
 
     @takes_malformed
     async def Generate(
@@ -148,7 +153,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ids = await self._encode(prompt)
             response = pb.TokenizeResponse(
                 ids=ids,
-                tokens=await self._run(lambda: [self._tokenizer.token(each) for each in ids]),
+                tokens=await self._run(
+                    len(ids), lambda: [self._tokenizer.token(each) for each in ids]
+                ),
                 max_model_len=self._max_model_len,
             )
             if response.ByteSize() > self._max_message_bytes:
@@ -166,7 +173,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             ids = tuple(request.ids)
             check_token_ids("ids", ids, self._tokenizer.vocab_size)
             text = await self._run(
-                lambda: self._tokenizer.decode(ids, keep_special=request.keep_special)
+                len(ids), lambda: self._tokenizer.decode(ids, keep_special=request.keep_special)
             )
             response = pb.DetokenizeResponse(text=text)
             if response.ByteSize() > self._max_message_bytes:
@@ -226,12 +233,14 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             return list(prompt.token_ids)
         text, messages = prompt.text, prompt.messages
         if text is not None:
-            return await self._run(lambda: self._tokenizer.encode(text))
+            return await self._run(len(text), lambda: self._tokenizer.encode(text))
         assert messages is not None
+        size = sum(len(content) for _, content in messages)
         try:
-            return await self._run(lambda: self._tokenizer.encode_chat(messages))
+            return await self._run(size, lambda: self._tokenizer.encode_chat(messages))
         except TemplateRefused as error:
             raise InvalidRequest("chat", str(error)) from error
 
-    async def _run(self, call: Callable[[], _T]) -> _T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
+    async def _run(self, size: int, call: Callable[[], _T]) -> _T:
+        threads = self._threads if size < _LONG else self._long_threads
+        return await asyncio.get_running_loop().run_in_executor(threads, call)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import grpc
@@ -11,7 +12,7 @@ import pytest
 from gateway.tokenizer import ModelTokenizer
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import sampling_pb2
-from tests.support.gateways import gateway_with
+from tests.support.gateways import gateway_with, until
 from tests.support.scripted_target import Script
 
 TEXT = "The quick brown fox jumps over the lazy dog."
@@ -182,3 +183,28 @@ async def test_reflection_lists_the_service(tiny_folder: Path) -> None:
         async for answer in stub.ServerReflectionInfo(iter([asked])):
             names = [service.name for service in answer.list_services_response.service]
     assert "outrider.v1.Inference" in names and "grpc.health.v1.Health" in names
+
+
+async def test_long_prompts_hold_up_no_short_one(tiny_folder: Path) -> None:
+    """They are tokenized elsewhere: however many there are, a short one is answered at once."""
+    released = threading.Event()
+    async with gateway_with(tiny_folder, Script([5, 6, 7])) as (gateway, _):
+        servicer = gateway.service._servicer
+        tokenizer = servicer._tokenizer
+        encode = tokenizer.encode
+
+        def slow(text: str) -> list[int]:
+            if len(text) > 100:
+                assert released.wait(15)
+            return encode(text)
+
+        tokenizer.encode = slow
+        request = pb.TokenizeRequest(text="a b" * 10_000)
+        calls = [gateway.stub.Tokenize(request, timeout=15) for _ in range(6)]
+        try:
+            await until(lambda: servicer._num_running == 6)
+            assert (await gateway.ask(pb.GenerateRequest(text="hi"), timeout_s=5)).ids == [5, 6, 7]
+            assert not any(call.done() for call in calls)
+        finally:
+            released.set()
+        assert len({tuple((await call).ids) for call in calls}) == 1
