@@ -9,15 +9,13 @@ from enum import Enum
 import grpc
 
 from outrider.params import InvalidParam
+from outrider.serving.deadline import Deadline
 from outrider.serving.errors import InvalidRequest, NotFound, OutriderError
 from outrider.serving.open_calls import SHUTTING_DOWN
 
 Code = grpc.StatusCode
 
 _AT_THE_DOOR = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.RESOURCE_EXHAUSTED)
-_SLACK_S, _SLACK_SHARE = 0.05, 0.02
-"""How much later a deadline is here than at the client: a deadline travels rounded up by a percent,
-and takes its time."""
 
 
 class Outcome(Enum):
@@ -47,21 +45,6 @@ class Ending:
 
 
 FINISHED = Ending(Outcome.FINISHED, Code.OK)
-
-
-@dataclass(frozen=True, slots=True)
-class Deadline:
-    """A client's patience: seconds in all, and what was left when its call ended."""
-
-    total_s: float | None
-    remaining_s: float | None
-
-    @property
-    def passed(self) -> bool:
-        """The call ended because of it."""
-        if self.total_s is None or self.remaining_s is None:
-            return False
-        return self.remaining_s <= _SLACK_S + _SLACK_SHARE * self.total_s
 
 
 def judge(error: BaseException, *, delivering: bool, deadline: Deadline) -> Ending:

@@ -15,10 +15,11 @@ import structlog
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from gateway import spans
-from gateway.ending import FINISHED, Deadline, Ending, Outcome, judge
+from gateway.ending import FINISHED, Ending, Outcome, judge
 from gateway.metrics import GatewayMetrics
 from gateway.requests import CheckedRequest
 from outrider.params import MAX_REQUEST_ID_BYTES
+from outrider.serving.deadline import Deadline
 from outrider.serving.errors import InvalidRequest
 from outrider.serving.tracing import Tracing, log_ids, to_metadata
 from protos.outrider.v1 import inference_pb2 as pb

@@ -22,6 +22,7 @@ from opentelemetry.util.types import AttributeValue
 
 from outrider.params import MAX_REQUEST_ID_BYTES, InvalidParam
 from outrider.serving import tracing
+from outrider.serving.deadline import Deadline
 from outrider.serving.errors import OutriderError
 from outrider.serving.open_calls import SHUTTING_DOWN
 from protos.outrider.v1 import target_pb2
@@ -35,9 +36,6 @@ log = structlog.get_logger(__name__)
 _FIRST_ROUNDS = 16
 _EVERY_ROUND = 16
 _MAX_EVENTS = 128
-_SLACK_S, _SLACK_SHARE = 0.05, 0.02
-"""A client with no more than this left, of its whole patience, has left because of its deadline,
-which travels rounded up by a percent and takes its time."""
 _LEFT = "cancelled"
 """The code of a client that left: no error of anybody's."""
 _SPAN_FACTS = (
@@ -145,8 +143,7 @@ class RequestRecord:
         if error is None:
             return Outcome.FINISHED, "", ""
         if isinstance(error, asyncio.CancelledError) and SHUTTING_DOWN not in error.args:
-            remaining_s, patience_s = self._call.time_remaining(), self._patience_s or 0.0
-            if remaining_s is not None and remaining_s <= _SLACK_S + _SLACK_SHARE * patience_s:
+            if Deadline(self._patience_s, self._call.time_remaining()).passed:
                 return Outcome.CANCELLED, "deadline_exceeded", "the client's deadline passed"
             return Outcome.CANCELLED, _LEFT, "the client left"
         # Who is closed in the middle of a message, and not cancelled, is closed by the shutdown.

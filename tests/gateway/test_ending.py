@@ -7,9 +7,10 @@ import asyncio
 import grpc
 import pytest
 
-from gateway.ending import Deadline, Outcome, judge
+from gateway.ending import Outcome, judge
 from gateway.target_client import TargetFailed
 from outrider.params import InvalidParam
+from outrider.serving.deadline import Deadline
 from outrider.serving.errors import (
     EngineFailed,
     InvalidRequest,
