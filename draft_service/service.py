@@ -136,14 +136,15 @@ async def make_proposer(settings: DraftSettings) -> Proposer:
     raise SettingsError(f"proposer must be ngram or model, got {settings.proposer!r}")
 
 
-async def serve(service: DraftService, settings: DraftSettings, tracing: Tracing) -> bool:
+async def serve(service: DraftService, settings: DraftSettings, tracing: Tracing) -> None:
     """As `server.serve`. Raises EngineFailed when the loop dies: a supervisor can start anew."""
     serving = asyncio.create_task(server.serve(service, settings, tracing))
     dying = asyncio.create_task(service.wait_dead())
     await asyncio.wait({serving, dying}, return_when=asyncio.FIRST_COMPLETED)
     if not dying.done():
         dying.cancel()
-        return await serving
+        await serving
+        return
     await asyncio.wait({serving}, timeout=_LAST_WORDS_S)
     serving.cancel()
     await asyncio.wait({serving})

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
+from outrider.serving.errors import InvalidRequest
+from outrider.serving.interceptors import takes_malformed
 from outrider.serving.unread import UnreadStreams
 from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 from target_service.admission import Door
@@ -52,11 +54,13 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         self._stream_tokens = stream_tokens
         self._unread = UnreadStreams(stall_s)
 
+    @takes_malformed
     async def Generate(
-        self, request: target_pb2.TokenRequest, context: Any
+        self, request: target_pb2.TokenRequest | InvalidRequest, context: Any
     ) -> AsyncIterator[target_pb2.TokenChunk]:
         """Stream the tokens of one request; whatever ends the call ends the request."""
-        record = RequestRecord(self._observer, self._model, request, context)
+        asked = target_pb2.TokenRequest() if isinstance(request, InvalidRequest) else request
+        record = RequestRecord(self._observer, self._model, asked, context)
         choices: list[Request] = []
 
         def end(error: BaseException | None) -> None:
@@ -67,6 +71,8 @@ class TargetServicer(target_pb2_grpc.TargetServicer):
         # The handler of a cancelled call may be suspended in a yield; this is told in any case.
         context.add_done_callback(lambda _: end(asyncio.CancelledError()))
         try:
+            if isinstance(request, InvalidRequest):
+                raise request
             params = self._door.check(request)
             stream = TokenStream(self._stream_tokens, on_drained=self._batcher.nudge)
             admitted = self._door.admit(request, params, stream, record.traceparent)

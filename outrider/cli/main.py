@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,8 @@ class LazyGroup(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run; the first thing that happens, even before the help is shown."""
         adapt_streams()
+        # gRPC's core writes lines of its own between our JSON; what matters is in its errors too.
+        os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         with full_disks_told():
             return super().main(*args, **kwargs)
 

@@ -9,6 +9,9 @@ PROTOCOL_MAJOR, PROTOCOL_MINOR = 1, 0
 MAX_FRAME_BYTES = 64 * 1024
 """Frames of either side are at most this large, so that no sequence waits long behind others."""
 
+MAX_HELLO_BYTES = 4096
+"""Names and capabilities of a peer, which are kept, logged and told on."""
+
 
 def protocol_version() -> draft_pb2.ProtocolVersion:
     """The version that this code speaks."""
@@ -21,6 +24,11 @@ def check_compatible(target: draft_pb2.Hello, drafter: draft_pb2.Hello) -> None:
     One minor version of skew works. A side without a token table proposes from ids alone, or takes
     anything, and so matches every table.
     """
+    for side, hello in (("target", target), ("drafter", drafter)):
+        if hello.ByteSize() > MAX_HELLO_BYTES:
+            raise Incompatible(
+                f"the {side}'s Hello may have {MAX_HELLO_BYTES} bytes, got {hello.ByteSize()}"
+            )
     targets, drafters = target.protocol_version, drafter.protocol_version
     if targets.major != drafters.major or abs(targets.minor - drafters.minor) > 1:
         raise Incompatible(

@@ -130,8 +130,8 @@ async def listening(
             await service.stop()
 
 
-async def serve(service: Service, settings: ServerSettings, tracing: Tracing) -> bool:
-    """Run `service` until a signal; False if that came before it had started.
+async def serve(service: Service, settings: ServerSettings, tracing: Tracing) -> None:
+    """Run `service` until a signal.
 
     Raises what `start` raises, and OSError for a taken port.
     """
@@ -143,7 +143,7 @@ async def serve(service: Service, settings: ServerSettings, tracing: Tracing) ->
                 running = await _until(stack.enter_async_context(listens), stop)
                 if running is None:
                     log.info("stopped while starting")
-                    return False
+                    return
                 log.info(
                     "listening",
                     host=settings.host,
@@ -157,7 +157,6 @@ async def serve(service: Service, settings: ServerSettings, tracing: Tracing) ->
             # The last spans end with the service, and a collector may be slow to take them.
             await asyncio.to_thread(tracing.shutdown, _LAST_SPANS_S)
     log.info("stopped")
-    return True
 
 
 async def _drain(service: Service, running: Listening, grace_s: float) -> None:
@@ -170,20 +169,25 @@ async def _drain(service: Service, running: Listening, grace_s: float) -> None:
     await running.server.stop(_FLUSH_S)
 
 
-def run(main: Callable[[], Coroutine[Any, Any, bool]]) -> None:
-    """Run the coroutine that `main()` makes, a `serve`, on uvloop where there is one."""
+def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run the coroutine that `main()` makes, a `serve`, on uvloop where there is one.
+
+    When it returns the process ends, with status 0.
+    """
     try:
         import uvloop
     except ImportError:
         log.warning("uvloop is not installed, falling back to asyncio's own loop")
-        started = asyncio.run(main())
+        asyncio.run(main())
     else:
-        started = uvloop.run(main())
-    if not started:
-        # Python waits for the threads of a download at its end, however large the file.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
+        uvloop.run(main())
+    # Nothing is left to do: Python would wait for the threads of a download, however large the
+    # file, and take torch apart for seconds of the time that an orchestrator gives.
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError):
+                stream.flush()
+    os._exit(0)
 
 
 def _make_server(service: Service, health: Health, calls: OpenCalls) -> grpc.aio.Server:

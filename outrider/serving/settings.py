@@ -16,6 +16,8 @@ DEFAULT_MESSAGE_BYTES = 4 * 1024 * 1024
 MIN_MESSAGE_BYTES = 256 * 1024
 """Several frames of the draft protocol, which have a limit of their own."""
 LARGEST_MESSAGE_BYTES = 2**30
+MAX_THREADS = 1024
+"""More cores than a machine has, and fewer threads than it cannot start."""
 
 
 OTHER_VARIABLES = {
@@ -151,7 +153,7 @@ class TargetSettings(_Checked):
         "float32", "Of weights and cache: float32, or bfloat16 for half of it.", choices=DTYPES
     )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
-    threads: int = setting(0, "Threads of a step. 0: one a core.", low=0)
+    threads: int = setting(0, "Threads of a step. 0: one a core.", low=0, high=MAX_THREADS)
     kv_tokens: int = setting(0, "Tokens that the paged cache holds. All four 0: 16384.", low=0)
     kv_blocks: int = setting(0, "Its size in blocks of 16 tokens instead.", low=0)
     kv_bytes: int = setting(0, "Its size in bytes instead.", low=0)
@@ -204,7 +206,7 @@ class DraftSettings(_Checked):
         "float32", "Of the model's weights and cache: float32 or bfloat16.", choices=DTYPES
     )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
-    threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0)
+    threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0, high=MAX_THREADS)
     kv_tokens: int = setting(16384, "Tokens that the model's paged cache holds.", low=16)
     max_sequences: int = setting(256, "Most open sequences.", low=1)
     max_window: int = setting(32, "Most tokens it runs ahead.", low=1, high=256)

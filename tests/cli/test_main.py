@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -48,6 +49,17 @@ def complete(**variables: str) -> str:
     )
     assert done.returncode in (0, 1), done.stderr
     return done.stdout
+
+
+def test_grpcs_core_writes_no_lines_of_its_own() -> None:
+    """A service's lines are JSON, and the last words say what was in its way."""
+    arguments = ["draft", "--host=300.1.1.1", "--port=0", "--metrics-port=-1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "outrider", *arguments], capture_output=True, text=True, timeout=30
+    )
+    *lines, last = done.stderr.splitlines()
+    assert (done.returncode, last.partition(" on ")[0]) == (1, "Error: draft: cannot listen")
+    assert [json.loads(line)["event"] for line in lines] == ["drafting"]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -39,6 +39,16 @@ async def test_the_hello_says_what_it_is_and_accepts(draft: RunningDraft) -> Non
     assert hello.instance_id == (await draft.status()).instance_id
 
 
+async def test_a_hello_holds_no_more_than_names(draft: RunningDraft) -> None:
+    """They are kept and logged, whatever a target calls itself."""
+    async with open_stream(draft.address, make_hello(instance_id="x" * 1000)) as stream:
+        assert stream.hello.instance_id
+    hello = make_hello(instance_id="x" * 5000)
+    code, message = await status_of_hello(draft.address, draft_pb2.SpeculateRequest(hello=hello))
+    assert code is grpc.StatusCode.FAILED_PRECONDITION
+    assert "the target's Hello may have 4096 bytes" in message
+
+
 async def test_one_minor_version_of_skew_works(draft: RunningDraft) -> None:
     """Two do not, nor does another major version; the message names both."""
     ok = draft_pb2.ProtocolVersion(major=1, minor=1)

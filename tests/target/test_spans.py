@@ -11,6 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
+from outrider.serving.channel import open_channel
 from protos.outrider.v1 import draft_pb2, target_pb2_grpc
 from tests.support.draft_scripts import Drafting, Perfect
 from tests.support.in_process import Target, running_target
@@ -317,3 +318,14 @@ async def test_what_a_client_calls_its_request_is_cut(model: Path, log_entries: 
         span = await only_span(spans)
         assert len(span.attributes["outrider.request_id"]) == 128
         assert len(line_of(log_entries)["request_id"]) == 128
+
+
+async def test_bytes_that_are_no_request_are_one_too(model: Path, log_entries: list) -> None:
+    """A line and a span, as for every call that is refused."""
+    async with traced_target(model) as (target, spans), open_channel(target.address) as channel:
+        call = channel.unary_stream("/outrider.v1.Target/Generate")(b"\xff\xff", timeout=10)
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert "TokenRequest" in await call.details()
+        assert (await only_span(spans)).attributes["outrider.outcome"] == "refused"
+        line = line_of(log_entries)
+        assert (line["outcome"], line["code"]) == ("refused", "invalid_argument")
