@@ -15,6 +15,7 @@ from functools import partial
 import structlog
 
 from outrider.engine.batch import Batch
+from outrider.engine.sampling import BadLogits
 from outrider.engine.sequence import Sequence
 from outrider.serving.device import DeviceStuck, DeviceThread
 from outrider.serving.errors import EngineFailed, Overloaded, Unavailable
@@ -211,8 +212,16 @@ class Batcher:
         if request.ended:
             return
         if isinstance(verdict, Failure):
-            log.error("a request cannot go on", request=request.request_id, exc_info=verdict.error)
-            self._fail(request, EngineFailed(f"a step failed: {verdict.error}"))
+            error = verdict.error
+            # Where logits are bad is in the model, not in the code.
+            trace = None if isinstance(error, BadLogits) else error
+            log.error(
+                "a request cannot go on",
+                request=request.request_id,
+                reason=str(error),
+                exc_info=trace,
+            )
+            self._fail(request, EngineFailed(f"a step failed: {error}"))
             return
         sequence = request.sequence
         if verdict is not None:

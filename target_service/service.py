@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import grpc
 import structlog
 
-from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BLOCK_SIZE, BlockPool
 from outrider.engine.device import free_bytes
 from outrider.engine.fingerprints import token_table_hash
@@ -153,7 +152,7 @@ class TargetService:
         each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
         num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
         runner = Runner(model, num_blocks, BLOCK_SIZE)
-        runner.forward(Batch([BatchItem([0], 0, [0], 1)]))  # the first request shall not pay for it
+        runner.warm(str(folder))
         identity = Identity(
             model_name=display_name(settings.model),
             instance_id=uuid.uuid4().hex,

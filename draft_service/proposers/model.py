@@ -18,7 +18,7 @@ import torch
 from draft_service.proposers.base import PoolReport, ProposerIdentity
 from draft_service.proposers.cache_plan import CachePlan, Share
 from draft_service.sessions import Opening, Session
-from outrider.engine.batch import Batch, BatchItem
+from outrider.engine.batch import Batch
 from outrider.engine.block_pool import BLOCK_SIZE, BlockPool
 from outrider.engine.config import ModelConfig
 from outrider.engine.device import free_bytes
@@ -163,6 +163,8 @@ def _compute(
         try:
             found.append(_guess(row, chooser, vocab_size, share))
         except BadLogits as error:
+            if not row.isfinite().all():
+                raise  # the model's fault, and not that of the sequence's settings
             log.warning("no token to propose", reason=str(error))
             found.append(None)
     return found
@@ -185,7 +187,7 @@ def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
     size = PoolSize(tokens=settings.kv_tokens)
     num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
     runner = Runner(model, num_blocks, BLOCK_SIZE)
-    runner.forward(Batch([BatchItem([0], 0, [0], 1)]))
+    runner.warm(str(folder))
     identity = ProposerIdentity(
         proposer="model",
         max_len=min(model.config.max_model_len, num_blocks * BLOCK_SIZE),

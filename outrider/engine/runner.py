@@ -12,6 +12,7 @@ import torch
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BLOCK_SIZE
 from outrider.engine.model import LlamaModel, StepInput
+from outrider.model_error import ModelError
 
 
 class Runner:
@@ -30,6 +31,19 @@ class Runner:
             return torch.empty(0, self.model.config.vocab_size)
         # Choosing tokens is the CPU's work, wherever the model runs.
         return self.model.forward(self._step_input(batch), self.cache).cpu()
+
+    def warm(self, name: str) -> None:
+        """A first step, so that no request pays for it; `name` is the model's, for errors.
+
+        Raises ModelError for weights that give no numbers, such as ones that hold NaN.
+        """
+        logits = self.forward(Batch([BatchItem([0], 0, [0], 1)]))
+        num_bad = int((~logits.isfinite()).sum())
+        if num_bad:
+            raise ModelError(
+                f"{name}: {num_bad} of {logits.numel()} logits of its first step are not finite; "
+                "its weights are damaged, or too large for this dtype"
+            )
 
     def _check(self, item: BatchItem) -> None:
         """Raise ValueError for an item that would read or write outside its blocks."""
