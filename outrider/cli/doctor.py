@@ -19,6 +19,7 @@ from outrider.cli.check_services import check_place, places
 from outrider.cli.finding import Finding, Level, ok
 from outrider.cli.options import origin
 from outrider.cli.up import given_addresses, stack_settings, up_options
+from outrider.text import one_line
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
@@ -82,6 +83,7 @@ def _addresses(
 
 def _print(finding: Finding) -> None:
     level = click.style(f"{finding.level:<8}", fg=COLOURS[finding.level])
-    click.echo(f"{level} {finding.topic}: {finding.text}")
+    # Peers say some of it.
+    click.echo(f"{level} {one_line(f'{finding.topic}: {finding.text}')}")
     if finding.advice:
-        click.echo(f"{'':8}   -> {finding.advice}")
+        click.echo(f"{'':8}   -> {one_line(finding.advice)}")

@@ -16,7 +16,7 @@ DEFAULT_MESSAGE_BYTES = 4 * 1024 * 1024
 MIN_MESSAGE_BYTES = 256 * 1024
 """Several frames of the draft protocol, which have a limit of their own."""
 LARGEST_MESSAGE_BYTES = 2**30
-MAX_THREADS = 1024
+MAX_THREADS = 4096
 """More cores than a machine has, and fewer threads than it cannot start."""
 
 
