@@ -160,12 +160,13 @@ async def test_a_draft_without_its_distribution_is_no_draft(tiny_model: Path, dr
         assert drafts.frames["malformed"] > 0
 
 
-@pytest.mark.parametrize("mode", ["MODE_AUTO", "MODE_FIXED"])
+@pytest.mark.parametrize(("mode", "at_least"), [("MODE_AUTO", 9), ("MODE_FIXED", 30)])
 async def test_right_drafts_without_distributions_are_plain_steps(
-    tiny_model: Path, mode: str
+    tiny_model: Path, mode: str, at_least: int
 ) -> None:
     """A drafter whose tokens are right, so that it goes on behind them, but that never says what
-    they were drawn from: no step waits long for it, and no prefix is sent twice."""
+    they were drawn from: no step waits long for it, and no prefix is sent twice. AUTO has enough
+    after a window and a few tokens, FIXED asks to the end."""
     text = list(PROMPT)
     request = make_request(PROMPT, 40, temperature=0.8, seed=5)
     request.speculation.verification = REJECTION
@@ -181,7 +182,7 @@ async def test_right_drafts_without_distributions_are_plain_steps(
         assert await target.ids(request) == off
         drafts = (await target.status()).speculation
         assert (drafts.drafted, drafts.frames["resync"]) == (0, 0)
-        assert drafts.unused["malformed"] >= 30
+        assert drafts.unused["malformed"] >= at_least
 
 
 async def test_a_prefix_is_not_sent_again_for_each_missing_distribution(tiny_model: Path) -> None:

@@ -47,9 +47,9 @@ class Closable:
         self._window = window
         self.closed = False
 
-    def wish(self, now_s: float) -> Wish:
+    def wish(self, now_s: float, lag: float) -> Wish:
         """What the controller says, or nothing."""
-        return NO_DRAFTS if self.closed else self._window.wish(now_s)
+        return NO_DRAFTS if self.closed else self._window.wish(now_s, lag)
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._window, name)
