@@ -17,7 +17,7 @@ MIN_MESSAGE_BYTES = 256 * 1024
 """Several frames of the draft protocol, which have a limit of their own."""
 LARGEST_MESSAGE_BYTES = 2**30
 MAX_THREADS = 4096
-"""More cores than a machine has, and fewer threads than it cannot start."""
+"""More than a machine has cores, and few enough to be started."""
 
 
 OTHER_VARIABLES = {
