@@ -25,6 +25,7 @@ from protos.outrider.v1 import inference_pb2 as pb
 
 ROLES = ("system", "user", "assistant")
 MAX_MESSAGES = 4096
+_MESSAGE_BYTES = 32
 
 Messages = tuple[tuple[str, str], ...]
 
@@ -39,6 +40,14 @@ class Prompt:
     messages: Messages | None = None
     """(role, content), oldest first."""
     token_ids: tuple[int, ...] | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes to tokenize, with about what a template puts around each message."""
+        if self.text is not None:
+            return len(self.text.encode())
+        messages = self.messages or ()
+        return sum(len(content.encode()) + _MESSAGE_BYTES for _, content in messages)
 
 
 @dataclass(frozen=True, slots=True)

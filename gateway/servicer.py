@@ -1,27 +1,25 @@
 """The Inference service: text in, text out, with tokens from a target in between.
 
-The only place of the gateway that speaks protobuf to clients. Tokenizing runs on threads; a slow
-reader holds up only its own target stream, because the next chunk is asked for after the last one
-was written. One that has stopped reading loses its stream.
+The only place of the gateway that speaks protobuf to clients. A slow reader holds up only its own
+target stream, because the next chunk is asked for after the last one was written. One that has
+stopped reading loses its stream.
 """
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from gateway.answer import Answer
 from gateway.answer_stream import ChoiceStreams
+from gateway.encoder import Encoder
 from gateway.record import RequestRecords
-from gateway.requests import Prompt, check_generate, check_prompt, fit_stopping
+from gateway.requests import check_generate, check_prompt, fit_stopping
 from gateway.routing import TargetPool
 from gateway.target_client import to_token_request
-from gateway.templates import TemplateRefused
 from gateway.tokenizer import ModelTokenizer
 from outrider.params import check_token_ids
 from outrider.serving.errors import InvalidRequest, NotFound, OutriderError, Overloaded, Unavailable
@@ -30,12 +28,8 @@ from outrider.serving.unread import UnreadStreams
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc
 
-_T = TypeVar("_T")
 _Context = Any  # grpc.aio.ServicerContext: generic over both message types
 _RETRY_AFTER_S = 1.0
-_LONG = 16_384
-"""Characters of text, or ids, from which on tokenizing has threads of its own: a megabyte takes
-seconds, behind which a short prompt must not wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +66,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         self._max_message_bytes = max_message_bytes
         self._num_running = 0
         self._draining = False
-        self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="tokenizer")
-        self._long_threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="long texts")
+        self._encoder = Encoder(model.tokenizer, max_prompt_bytes)
 
     def drain(self) -> None:
         """Refuse new requests; running ones go on."""
@@ -81,8 +74,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
 
     def close(self) -> None:
         """Let the threads go."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._long_threads.shutdown(wait=False, cancel_futures=True)
+        self._encoder.close()
 
     @takes_malformed
     async def Generate(
@@ -104,7 +96,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             context.add_done_callback(lambda _: route.close())
             info = route.info
             checked.params.speculation.validate(info.max_draft_tokens)
-            prompt_ids = await self._encode(checked.prompt)
+            prompt_ids = await self._encoder.encode(checked.prompt, info.max_model_len)
             stopping = fit_stopping(
                 checked.params.stopping, checked.prompt, len(prompt_ids), info.max_model_len
             )
@@ -150,13 +142,9 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
                 vocab_size=self._tokenizer.vocab_size,
                 max_prompt_bytes=self._max_prompt_bytes,
             )
-            ids = await self._encode(prompt)
+            ids, tokens = await self._encoder.tokenize(prompt)
             response = pb.TokenizeResponse(
-                ids=ids,
-                tokens=await self._run(
-                    len(ids), lambda: [self._tokenizer.token(each) for each in ids]
-                ),
-                max_model_len=self._max_model_len,
+                ids=ids, tokens=tokens, max_model_len=self._max_model_len
             )
             if response.ByteSize() > self._max_message_bytes:
                 raise InvalidRequest(
@@ -172,9 +160,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             self._check_model(request.model)
             ids = tuple(request.ids)
             check_token_ids("ids", ids, self._tokenizer.vocab_size)
-            text = await self._run(
-                len(ids), lambda: self._tokenizer.decode(ids, keep_special=request.keep_special)
-            )
+            text = await self._encoder.decode(ids, keep_special=request.keep_special)
             response = pb.DetokenizeResponse(text=text)
             if response.ByteSize() > self._max_message_bytes:
                 raise InvalidRequest("ids", "their text does not fit in one message")
@@ -227,20 +213,3 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
     def _check_model(self, name: str) -> None:
         if name and name != self._model.name:
             raise NotFound(f"model: {name[:80]!r} is not served here, {self._model.name!r} is")
-
-    async def _encode(self, prompt: Prompt) -> list[int]:
-        if prompt.token_ids is not None:
-            return list(prompt.token_ids)
-        text, messages = prompt.text, prompt.messages
-        if text is not None:
-            return await self._run(len(text), lambda: self._tokenizer.encode(text))
-        assert messages is not None
-        size = sum(len(content) for _, content in messages)
-        try:
-            return await self._run(size, lambda: self._tokenizer.encode_chat(messages))
-        except TemplateRefused as error:
-            raise InvalidRequest("chat", str(error)) from error
-
-    async def _run(self, size: int, call: Callable[[], _T]) -> _T:
-        threads = self._threads if size < _LONG else self._long_threads
-        return await asyncio.get_running_loop().run_in_executor(threads, call)

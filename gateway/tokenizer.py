@@ -1,8 +1,7 @@
 """The tokenizer, chat template and sizes of a local model folder. Never imports torch.
 
-`tokenizers` and Jinja are used directly: that loads in a tenth of a second. Calls block for up to a
-second on the longest inputs, so the servicer makes them on a thread; the encoder lets other threads
-run meanwhile.
+`tokenizers` and Jinja are used directly: that loads in a tenth of a second. Calls block for seconds
+on the longest inputs, so `encoder.py` makes them on threads; other threads run meanwhile.
 
 Strings that spell a special token, such as `<|im_end|>`, become that token wherever they stand, in
 plain text and inside chat messages alike, as transformers does by default. Who must keep users from
@@ -25,11 +24,16 @@ from gateway.detokenizer import (
     WindowedDetokenizer,
 )
 from gateway.templates import ChatTemplate, TemplateRefused
+from gateway.token_sizes import TokenSizes
 from outrider.model_error import ModelError
 
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
+
+
+class TooLong(Exception):
+    """A text has too many tokens, whichever those are. The message says how long it may be."""
 
 
 class ModelTokenizer:
@@ -43,11 +47,13 @@ class ModelTokenizer:
         template: ChatTemplate | None,
         vocab_size: int,
         max_model_len: int,
+        sizes: TokenSizes | None,
     ) -> None:
-        """`load` makes one from a folder."""
+        """`load` makes one from a folder. sizes: None where nobody knows."""
         self.vocab_size = vocab_size
         """Ids that the model takes; may exceed the tokens that have a spelling."""
         self.max_model_len = max_model_len
+        self._sizes = sizes
         self._raw = raw
         self._template = template
         self._special = frozenset(
@@ -71,6 +77,7 @@ class ModelTokenizer:
                 template=_load_template(folder, settings),
                 vocab_size=int(config["vocab_size"]),
                 max_model_len=int(config["max_position_embeddings"]),
+                sizes=TokenSizes.read(raw, raw_json),
             )
         except KeyError as error:
             raise ModelError(f"{folder / 'config.json'} lacks {error}") from error
@@ -83,11 +90,29 @@ class ModelTokenizer:
         """Ids of a text, with what the tokenizer itself puts around a plain text."""
         return self._encode(text, add_special_tokens=True)
 
-    def encode_chat(self, messages: Sequence[tuple[str, str]]) -> list[int]:
-        """Ids of (role, content) pairs through the template. Raises TemplateRefused."""
+    def encode_chat(
+        self, messages: Sequence[tuple[str, str]], max_tokens: int | None = None
+    ) -> list[int]:
+        """Ids of (role, content) pairs through the template. Raises TemplateRefused.
+
+        Raises TooLong for what cannot fit in `max_tokens`.
+        """
         if self._template is None:
             raise TemplateRefused("this model has no chat template")
-        return self._encode(self._template.render(messages), add_special_tokens=False)
+        text = self._template.render(messages)
+        if max_tokens is not None:
+            self.check_fits(text, max_tokens)
+        return self._encode(text, add_special_tokens=False)
+
+    def check_fits(self, text: str, max_tokens: int) -> None:
+        """Quickly raise TooLong for many of the texts with more tokens than that."""
+        if self._sizes is None:
+            return
+        num_bytes, limit = self._sizes.num_bytes(text), max_tokens * self._sizes.longest
+        if num_bytes > limit:
+            raise TooLong(
+                f"at most {limit} bytes can fit in the context of {max_tokens}, got {num_bytes}"
+            )
 
     def decode(self, ids: Sequence[int], *, keep_special: bool = False) -> str:
         """The text of ids."""
