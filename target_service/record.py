@@ -166,9 +166,9 @@ class RequestRecord:
             attributes={
                 "rpc.system.name": "grpc",
                 "rpc.method": "outrider.v1.Target/Generate",
-                "gen_ai.provider.name": "outrider",
-                "gen_ai.request.model": model,
-                "gen_ai.usage.input_tokens": len(message.token_ids),
+                # The conventions' names for usage are the gateway's: who adds up a trace's spans
+                # would count each token twice.
+                "outrider.prompt_tokens": len(message.token_ids),
                 "outrider.request_id": self._request_id,
             },
         )
@@ -211,8 +211,8 @@ class RequestRecord:
         attributes = {
             "outrider.outcome": self.outcome.value,
             "rpc.response.status_code": code.upper() or "OK",
-            "gen_ai.usage.output_tokens": facts["generated_tokens"],
-            "gen_ai.response.finish_reasons": facts["finish_reasons"],
+            "outrider.generated_tokens": facts["generated_tokens"],
+            "outrider.finish_reasons": facts["finish_reasons"],
             **{f"outrider.{name}": facts[name] for name in _SPAN_FACTS if facts[name] is not None},
         }
         if code:

@@ -145,24 +145,28 @@ def assert_attributes_agree(spans: list[StoredSpan], asked: Asked) -> None:
         "outrider.rounds": speculation.rounds,
         "outrider.drafted": speculation.drafted,
         "outrider.accepted": speculation.accepted,
-        "gen_ai.usage.input_tokens": usage.prompt_tokens,
-        "gen_ai.usage.output_tokens": usage.completion_tokens,
-        "gen_ai.response.finish_reasons": ["length"],
-        # Phoenix's own names, which it finds out from the conventions'.
-        "llm.token_count.prompt": usage.prompt_tokens,
-        "llm.token_count.completion": usage.completion_tokens,
     }
     assert usage.completion_tokens == asked.num_tokens == asked.request.stopping.max_tokens
     attributes = {span.name.partition(" ")[0]: span.attributes for span in spans}
     gateway = attributes.get("chat") or attributes["text_completion"]
     for service in (gateway, attributes["generate"]):
         assert service | counted == service
-    asked_for = {
+    of_the_gateway = {
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+        "gen_ai.response.finish_reasons": ["length"],
+        # Phoenix's own names, which it finds out from the conventions'.
+        "llm.token_count.prompt": usage.prompt_tokens,
+        "llm.token_count.completion": usage.completion_tokens,
         "gen_ai.request.max_tokens": asked.request.stopping.max_tokens,
         "gen_ai.request.temperature": 0,
         "gen_ai.usage.cache_read.input_tokens": usage.cached_prompt_tokens,
     }
-    assert gateway | asked_for == gateway
+    assert gateway | of_the_gateway == gateway
+    target = attributes["generate"]
+    assert target["outrider.prompt_tokens"] == usage.prompt_tokens
+    assert target["outrider.generated_tokens"] == usage.completion_tokens
+    assert "llm.token_count.prompt" not in target  # counted once a trace
     draft = attributes["draft"]
     assert draft["outrider.prompt_len"] == usage.prompt_tokens
     assert draft["outrider.outcome"] == "finished"

@@ -93,9 +93,9 @@ async def test_a_request_with_drafts(model: Path, log_entries: list) -> None:
         assert (span.kind, span.status) == ("server", "unset")
         assert span.attributes["outrider.request_id"] == line["request_id"] == "river"
         assert span.attributes["outrider.outcome"] == line["outcome"] == "finished"
-        assert span.attributes["gen_ai.usage.input_tokens"] == line["prompt_tokens"] == 40
-        assert span.attributes["gen_ai.usage.output_tokens"] == line["generated_tokens"] == 400
-        assert span.attributes["gen_ai.response.finish_reasons"] == ["length"]
+        assert span.attributes["outrider.prompt_tokens"] == line["prompt_tokens"] == 40
+        assert span.attributes["outrider.generated_tokens"] == line["generated_tokens"] == 400
+        assert span.attributes["outrider.finish_reasons"] == ["length"]
         assert span.attributes["outrider.drafted"] == line["drafted"] == counts.drafted
         assert span.attributes["outrider.accepted"] == line["accepted"] == counts.accepted > 190
         assert (line["trace_id"], line["span_id"]) == (TRACE, span.span_id)
@@ -128,7 +128,7 @@ async def test_every_choice_has_its_phases(model: Path) -> None:
         request.n = 3
         await target.choices(request)
         span = await only_span(spans)
-        assert span.attributes["gen_ai.usage.output_tokens"] == 36
+        assert span.attributes["outrider.generated_tokens"] == 36
         phases = [(each.name, each.attributes["outrider.choice"]) for each in spans.children(span)]
         assert sorted(phases) == sorted(
             (name, index) for name in ("queue", "prefill", "decode") for index in range(3)
@@ -260,7 +260,7 @@ async def test_a_text_that_is_made_and_never_read(model: Path) -> None:
     ):
         span = await only_span(spans, 15)
         assert (span.status, span.attributes["error.type"]) == ("error", "unavailable")
-        assert span.attributes["gen_ai.usage.output_tokens"] == 160
+        assert span.attributes["outrider.generated_tokens"] == 160
         assert target.service.batcher.totals.finished == 1
         with pytest.raises(grpc.aio.AioRpcError, match="not read for 3 s") as caught:
             await ids_of(call)
