@@ -21,7 +21,7 @@ _T = TypeVar("_T")
 
 _SHORT_BYTES = 16 * 1024
 """Up to this size a text takes some ten milliseconds; a megabyte takes seconds."""
-_LINE_PROMPTS = 4
+_LINE_PROMPTS = 16
 """How many of the largest prompts may wait for their turn; or as many bytes of smaller ones."""
 _ID_BYTES = 4
 """What a token's text has, about."""

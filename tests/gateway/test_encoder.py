@@ -62,14 +62,14 @@ async def tokenizer() -> AsyncIterator[GatedTokenizer]:
 @pytest.fixture
 async def encoder(tokenizer: GatedTokenizer) -> AsyncIterator[Encoder]:
     """An encoder that lets 80,000 bytes wait."""
-    made = Encoder(tokenizer, LONG)
+    made = Encoder(tokenizer, LONG // 4)
     yield made
     tokenizer.permits.release(100)
     made.close()
 
 
 def long_text(letter: str = "x") -> Prompt:
-    """As much as a prompt may have."""
+    """A quarter of the line."""
     return Prompt("text", text=letter * LONG)
 
 
@@ -207,7 +207,7 @@ async def test_the_gateway_names_the_field_and_the_limit(tiny_folder: Path, kind
 
 
 async def test_a_client_that_leaves_frees_its_place(tiny_folder: Path) -> None:
-    """Over the wire: after six long ones were cancelled, the next long one is soon answered."""
+    """Over the wire: long ones that wait hold up no short one, and cancelled ones wait no more."""
     async with gateway_with(tiny_folder, Script([5])) as (gateway, _):
         servicer = gateway.service._servicer
         request = pb.TokenizeRequest(text="a b" * 330_000)
