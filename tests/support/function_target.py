@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from outrider.engine.batch import BatchItem
 from outrider.engine.block_pool import BlockPool
+from outrider.engine.sampling import BadLogits
 from outrider.serving.device import DeviceThread
 from target_service.batcher import Batcher
 from target_service.draft_client import DraftClient
@@ -91,7 +92,7 @@ class FunctionModel:
             if item.num_logits == 0:
                 verdicts.append(None)
             elif self.cannot_judge(share.request):
-                verdicts.append(Failure(ArithmeticError("no finite logit")))
+                verdicts.append(Failure(BadLogits("the best logit is nan")))
             else:
                 verdicts.append(self._verify(share, item))
         return verdicts

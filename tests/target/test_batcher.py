@@ -143,8 +143,11 @@ async def test_an_engine_that_always_fails_is_dead():
 
 
 @pytest.mark.parametrize("prompt_len", [1, 100])
-async def test_an_engine_that_gives_no_numbers_is_dead(prompt_len: int):
-    """No step fails, but none can be judged, however many pieces of prompts are between them."""
+async def test_an_engine_that_gives_no_numbers_is_dead(prompt_len: int, log_entries: list):
+    """No step fails, but none can be judged, however many pieces of prompts are between them.
+
+    A line a request says so, without a traceback.
+    """
     async with running_target(max_sequences=1) as target:
         target.model.cannot_judge = lambda request: True
         for n in range(1, 4):
@@ -155,6 +158,9 @@ async def test_an_engine_that_gives_no_numbers_is_dead(prompt_len: int):
             while not target.num_deaths:
                 await asyncio.sleep(0.001)
         assert all(isinstance(output_of(r).error, EngineFailed) for r in target.requests)
+    lines = [entry for entry in log_entries if entry["event"] == "a request cannot go on"]
+    assert [line["reason"] for line in lines] == ["the best logit is nan"] * 3
+    assert not any(line["exc_info"] for line in lines)
 
 
 async def test_a_failing_step_now_and_then_does_not_kill_the_engine():
