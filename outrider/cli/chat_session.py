@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,7 +40,7 @@ class Totals:
     rounds: int = 0
     drafted: int = 0
     accepted: int = 0
-    unused: Counter[str] = field(default_factory=Counter)
+    unused: dict[str, int] = field(default_factory=dict)
 
     def add(self, finish: Finish, seconds: float) -> None:
         """One more answer that came to its end."""
@@ -51,7 +50,8 @@ class Totals:
         self.rounds += finish.rounds
         self.drafted += finish.drafted
         self.accepted += finish.accepted
-        self.unused.update(finish.unused)
+        for reason, count in finish.unused.items():
+            self.unused[reason] = self.unused.get(reason, 0) + count
 
     def __str__(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0.0
@@ -177,10 +177,10 @@ class ChatSession:
             "seed": self.seed,
             "totals": dataclasses.asdict(self.totals),
         }
+        data = (json.dumps(content, ensure_ascii=False, indent=1) + "\n").encode()
         try:
             path = Path(text).expanduser()
-            with path.open("x", encoding="utf-8") as file:
-                file.write(json.dumps(content, ensure_ascii=False, indent=1) + "\n")
+            _write_new(path, data)
         except OSError as error:
             raise CommandError(f"cannot save to {text}: {error.strerror}") from error
         except (ValueError, RuntimeError) as error:  # a name that none can have; ~nobody
@@ -189,6 +189,17 @@ class ChatSession:
 
     def _quit(self, _: str) -> str:
         raise Quit
+
+
+def _write_new(path: Path, data: bytes) -> None:
+    """All of it, or no file. Raises OSError, also where there is one already."""
+    file = path.open("xb")
+    try:
+        with file:
+            file.write(data)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
 
 
 # Name: (usage, help, what it does).

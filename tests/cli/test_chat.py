@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import pty
+import resource
 import select
 import signal
 import subprocess
@@ -93,6 +94,34 @@ def test_stats_save_help_and_quit(gateway: ScriptedGateway, tmp_path: Path) -> N
         "hello",
         "/slash",
     ]
+
+
+def test_drafts_that_were_not_used_are_added_up_and_saved(
+    gateway: ScriptedGateway, tmp_path: Path
+) -> None:
+    """By reason, over all answers."""
+    gateway.unused = {"late": 2, "rejected": 1}
+    file = tmp_path / "talk.json"
+    result = talk(gateway, "hello", "and now?", "/stats", f"/save {file}")
+    assert result.exit_code == 0
+    assert "unused: late 4, rejected 2" in result.stderr
+    assert json.loads(file.read_text())["totals"]["unused"] == {"late": 4, "rejected": 2}
+
+
+def test_a_file_that_cannot_be_written_is_told_and_not_left(tmp_path: Path) -> None:
+    """A disk that is full, say: no half of a file, and the conversation is as it was."""
+    session, file = ChatSession(turns=[("user", "hello")]), tmp_path / "talk.json"
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+    try:
+        with pytest.raises(CommandError, match="cannot save to .*talk.json: File too large"):
+            session.command(f"/save {file}")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not file.exists()
+    assert session.turns == [("user", "hello")]
+    session.command(f"/save {file}")
+    assert json.loads(file.read_text())["messages"][0]["content"] == "hello"
 
 
 @pytest.mark.parametrize(

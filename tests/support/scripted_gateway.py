@@ -28,6 +28,8 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
         self.words = ("Good ", "morning")
+        self.unused: dict[str, int] = {}
+        """Proposed tokens of each choice that no step verified, by reason."""
         self.error: grpc.StatusCode | None = None
         self.details = "as scripted"
         self.hang = False
@@ -60,7 +62,7 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
         for index in range(num_choices):
             chunk = pb.GenerateChunk(index=index, text=self.words[1], tokens=[drafted])
             yield pb.GenerateResponse(chunk=chunk)
-        stats = sampling_pb2.SpeculationStats(rounds=1, drafted=2, accepted=1)
+        stats = sampling_pb2.SpeculationStats(rounds=1, drafted=2, accepted=1, unused=self.unused)
         for index in reversed(range(num_choices)):
             yield pb.GenerateResponse(
                 finish=pb.GenerateFinish(
