@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from outrider.cli.finding import Finding, ok, problem
+from outrider.cli.ports import why_not
 
 TIMEOUT_S = 2.0
 _MOST_BYTES = 1 << 20
@@ -41,11 +42,8 @@ def _look(service: str, host: str, port: int) -> Finding:
 
 
 def _nobody(service: str, topic: str, host: str, port: int) -> Finding:
-    try:
-        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as attempt:
-            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            attempt.bind((host, port))
-    except OSError as error:
+    error = why_not(host, port)
+    if error is not None:
         return problem(topic, f"nobody listens, and one cannot: {error.strerror}", _advice(service))
     return ok(topic, "nobody listens; the port is free")
 

@@ -15,6 +15,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.cli.finding import Finding, ok, problem, warning
+from outrider.cli.ports import why_not
 from outrider.serving.settings import split_addresses
 from protos.outrider.v1 import (
     draft_pb2,
@@ -91,12 +92,8 @@ def _nobody(place: Place, topic: str) -> Finding:
         advice = f"start it, or take it out of the {place.asked_by}'s settings"
         return warning(topic, f"nobody listens; the {place.asked_by} goes on without it", advice)
     host, _, port = place.address.rpartition(":")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        with socket.socket(family) as attempt:
-            attempt.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            attempt.bind((host.strip("[]"), int(port)))
-    except OSError as error:
+    error = why_not(host, int(port))
+    if error is not None:
         text = f"nobody listens, and one cannot: {error.strerror}"
         return problem(topic, text, f"set [{place.service}] host and port to what this machine has")
     return ok(topic, "nobody listens; the port is free")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -11,16 +12,22 @@ from outrider.text import indented, one_line, one_word
 LEVEL_COLOURS = {"warning": "yellow", "error": "red", "critical": "red"}
 
 
+def entry_of(line: str) -> dict[str, Any] | None:
+    """What a line of our logs says; None for any other line."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) and "event" in entry else None
+
+
 def readable(line: str) -> str:
     """`level  event  key=value ...`, and the traceback below when there is one.
 
     Whatever the values are, it is one line and the traceback's are indented.
     """
-    try:
-        entry = json.loads(line)
-    except ValueError:
-        return one_line(line)
-    if not isinstance(entry, dict) or "event" not in entry:
+    entry = entry_of(line)
+    if entry is None:
         return one_line(line)
     level = str(entry.pop("level", ""))
     event = entry.pop("event")

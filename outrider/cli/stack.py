@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -22,8 +23,9 @@ from typing import IO, Any
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from outrider.cli.log_lines import readable
+from outrider.cli.log_lines import entry_of, readable
 from outrider.cli.options import CONFIG_VARIABLE, to_flags
+from outrider.serving.settings import LOG_LEVELS
 
 START_TIMEOUT_S = 120.0
 # What a drain may take beyond the grace that the service itself has: the last step, and 3 s for the
@@ -48,6 +50,8 @@ class Child:
     process: subprocess.Popen[str]
     last_lines: collections.deque[str] = field(default_factory=lambda: collections.deque(maxlen=12))
     reader: threading.Thread | None = None
+    listening: threading.Event = field(default_factory=threading.Event)
+    """It has said so: whoever answers at its address is this process."""
 
     @property
     def address(self) -> str:
@@ -77,7 +81,10 @@ class Stack:
 
     def start(self, service: str, settings: Any) -> None:
         """Start one service."""
-        command = [sys.executable, "-m", "outrider", service, *to_flags(settings)]
+        # That it listens is said at this level. What nobody wants to see ends here.
+        level = "debug" if settings.log_level == "debug" else "info"
+        flags = to_flags(dataclasses.replace(settings, log_level=level))
+        command = [sys.executable, "-m", "outrider", service, *flags]
         # Its flags say everything, so a file is not read a second time.
         environment = {k: v for k, v in os.environ.items() if k != CONFIG_VARIABLE}
         process = subprocess.Popen(
@@ -100,8 +107,17 @@ class Stack:
         assert output is not None
         with output:
             for line in output:
-                child.last_lines.append(line.rstrip("\n"))
-                self._on_line(child.service, line.rstrip("\n"))
+                self._take(child, line.rstrip("\n"))
+
+    def _take(self, child: Child, line: str) -> None:
+        entry = entry_of(line) or {}
+        if entry.get("event") == "listening":
+            child.listening.set()
+        shown = LOG_LEVELS[LOG_LEVELS.index(child.settings.log_level) :]
+        if entry.get("level") in LOG_LEVELS and entry["level"] not in shown:
+            return
+        child.last_lines.append(line)
+        self._on_line(child.service, line)
 
     def wait_healthy(
         self,
@@ -109,20 +125,21 @@ class Stack:
         stopping: threading.Event | None = None,
         timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """Return when all of them serve, or when `stopping` is set.
+        """Return when all of them listen themselves and serve, or when `stopping` is set.
 
         Raises StackError when one ends or the time is over.
         """
         stopping = stopping or threading.Event()
         deadline = time.monotonic() + timeout_s
         for service in services:
-            while not serves(self.children[service].address):
+            child = self.children[service]
+            while not (child.listening.is_set() and serves(child.address)):
                 if stopping.wait(0.05):
                     return
                 self.raise_if_dead(self.children)
                 if time.monotonic() > deadline:
                     raise StackError(f"{service} is not healthy after {timeout_s:g} s")
-        # A port that another program holds would have answered in a child's place.
+        # The first may have ended while the last one started.
         self.raise_if_dead(self.children)
 
     def raise_if_dead(self, services: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import signal
 import threading
@@ -15,6 +16,7 @@ import click
 
 from outrider.cli.log_lines import readable
 from outrider.cli.options import build, is_given, stack_options
+from outrider.cli.ports import why_not
 from outrider.cli.stack import Stack, StackError
 from outrider.cli.watch import HealthWatch
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
@@ -105,6 +107,7 @@ def stack_settings(
 
 def _run(stack: Stack, settings: dict[str, Any], stopping: threading.Event) -> None:
     """Until `stopping` is set. Raises StackError when a service that is needed ends."""
+    refuse_taken_ports(settings)
     for service, its in settings.items():
         stack.start(service, its)
     stack.wait_healthy(settings, stopping)
@@ -118,6 +121,23 @@ def _run(stack: Stack, settings: dict[str, Any], stopping: threading.Event) -> N
         watch.look()
         if keeper is not None:
             keeper.look()
+
+
+def refuse_taken_ports(settings: Mapping[str, Any]) -> None:
+    """Raise StackError for the first, with the flag that gives another one.
+
+    The service itself would find out behind the load of its model.
+    """
+    for service, its in settings.items():
+        places = {"port": (its.host, its.port)}
+        places["metrics-port"] = (its.metrics_host, its.metrics_port)
+        for name, (host, port) in places.items():
+            error = why_not(host, port) if port > 0 else None  # 0: any free one, -1: none
+            if error is not None and error.errno == errno.EADDRINUSE:
+                raise StackError(
+                    f"{service} cannot listen on {host}:{port}: the port is taken; give it "
+                    f"another one with --{service}-{name}"
+                )
 
 
 class DraftKeeper:

@@ -61,15 +61,29 @@ def test_a_service_that_cannot_start_says_why(stack: Stack) -> None:
 
 
 def test_a_taken_port_is_named(stack: Stack) -> None:
-    """Another server on the port is not mistaken for ours."""
+    """Another server on the port, which serves all the while, is not mistaken for ours."""
     settings = DraftSettings(port=free_ports(1)[0], metrics_port=0)
     stack.start("draft", settings)
     stack.wait_healthy(["draft"], timeout_s=15)
     other = Stack(lambda service, line: None)
     other.start("draft", settings)
-    other.children["draft"].process.wait(timeout=15)
-    with pytest.raises(StackError, match=f"127.0.0.1:{settings.port}"):
+    with pytest.raises(StackError, match=f"(?s)ended with status 1.*127.0.0.1:{settings.port}"):
         other.wait_healthy(["draft"], timeout_s=15)
+
+
+@pytest.mark.parametrize("level", ["info", "error"])
+def test_a_service_that_says_little_is_known_to_listen(level: str) -> None:
+    """Lines below its level are not shown, and it is waited for all the same."""
+    lines: list[str] = []
+    stack = Stack(lambda service, line: lines.append(line))
+    settings = DraftSettings(port=free_ports(1)[0], metrics_port=0, log_level=level)
+    try:
+        stack.start("draft", settings)
+        stack.wait_healthy(["draft"], timeout_s=15)
+        assert stack.stop() == {"draft": 0}
+    finally:
+        stack.kill()
+    assert any('"listening"' in line for line in lines) is (level == "info")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")

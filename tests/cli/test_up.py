@@ -10,11 +10,14 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc
 import pytest
 from click.testing import CliRunner
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from outrider.cli.demo import free_ports
 from outrider.cli.generate import generate
@@ -118,6 +121,27 @@ def test_up_says_which_service_did_not_start_and_why(model: Path, tmp_path: Path
         text = "\n".join(up.rest())
         assert "nothing-here" in text
         assert "ended with status 1" in text
+
+
+@pytest.mark.parametrize("flag", ["--gateway-port", "--target-port", "--draft-metrics-port"])
+def test_up_never_takes_a_stranger_for_its_own(model: Path, flag: str) -> None:
+    """Somebody who serves on a port of ours: the flag for another one is named, nothing starts, and
+    nobody is said to be ready."""
+    server = grpc.server(ThreadPoolExecutor(1))
+    servicer = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
+    servicer.set("", health_pb2.HealthCheckResponse.SERVING)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    try:
+        with running(f"--model={model}", f"{flag}={port}") as up:
+            assert up.process.wait(timeout=60) == 1
+            (line,) = up.rest()
+    finally:
+        server.stop(0).wait(5)
+    service = flag.removeprefix("--").partition("-")[0]
+    assert line.startswith(f"Error: {service} cannot listen on 127.0.0.1:{port}: the port is taken")
+    assert line.endswith(f"give it another one with {flag}")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
