@@ -97,7 +97,7 @@ def main() -> int:
     save(runs)
     console.print(table_of(runs))
     summary = summary_of(runs)
-    console.print(verdict(summary))
+    console.print(verdict(runs))
     print(json.dumps(summary), flush=True)
     return 0 if summary["same_tokens"] else 1
 
@@ -226,14 +226,20 @@ def summary_of(runs: dict[str, tuple[Answer, Answer]]) -> dict[str, bool | int |
     }
 
 
-def verdict(summary: dict[str, bool | int | float]) -> str:
+def verdict(runs: dict[str, tuple[Answer, Answer]]) -> str:
     """One sentence for people."""
+    summary = summary_of(runs)
     if not summary["same_tokens"]:
         return f"[red]The tokens differ.[/red] Both runs are in {OUT}/."
     if not summary["drafted"]:
         return f"[yellow]The same tokens, but no draft was used:[/yellow] see {OUT}/services.log."
-    speed = summary["tokens_per_s_on"] / summary["tokens_per_s_off"]
-    return f"The same tokens, {speed:.2f} times the speed. Both runs are in {OUT}/."
+    # An average would say more of the choice of prompts than of drafts.
+    speeds = {name: rate([on]) / rate([off]) for name, (off, on) in runs.items()}
+    low, high = min(speeds, key=speeds.__getitem__), max(speeds, key=speeds.__getitem__)
+    return (
+        f"The same tokens; from {speeds[low]:.2f} ({low}) to {speeds[high]:.2f} ({high}) times the "
+        f"speed. Both runs are in {OUT}/."
+    )
 
 
 def save(runs: dict[str, tuple[Answer, Answer]]) -> None:

@@ -35,12 +35,21 @@ def test_the_last_line_has_the_agreed_keys() -> None:
     }
 
 
+def test_the_closing_line_says_how_prompts_differ() -> None:
+    """The slowest and the fastest, by name."""
+    slower = (answer([1, 2], 1.0), answer([1, 2], 2.0, drafted=3))
+    assert demo.verdict({"a": SAME, "b": slower, "c": SAME}) == (
+        "The same tokens; from 0.50 (b) to 2.00 (a) times the speed. Both runs are in out/demo/."
+    )
+    assert "no draft was used" in demo.verdict({"a": (SAME[0], SAME[0])})
+
+
 def test_one_other_token_is_seen() -> None:
     """A single difference in a single prompt fails the whole demo, and the table says where."""
     runs = {"a": SAME, "b": OTHER}
     summary = demo.summary_of(runs)
     assert summary["same_tokens"] is False
-    assert "differ" in demo.verdict(summary)
+    assert "differ" in demo.verdict(runs)
     text = io.StringIO()
     Console(file=text, width=demo.TABLE_WIDTH).print(demo.table_of(runs))
     assert text.getvalue().count("yes") == 1 and text.getvalue().count("NO") == 1
