@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.finding import Finding, ok, problem, warning
+from outrider.cli.service_links import ADVICE, links_told
 from outrider.serving.cores import usable_cores
 from outrider.serving.settings import DraftSettings, TargetSettings
 
@@ -45,6 +46,9 @@ def check_machine(
     yield _threads(target, draft)
     yield _gpu(_import_torch())
     yield _environment(environment)
+    links = links_told(environment)
+    if links:
+        yield problem("environment", links, ADVICE)
 
 
 def check_packages(

@@ -72,8 +72,9 @@ class LazyGroup(click.Group):
     help="A TOML file with settings, for every command that takes some.",
 )
 @click.version_option(package_name="outrider")
-def main(config: Path | None) -> None:
+@click.pass_context
+def main(context: click.Context, config: Path | None) -> None:
     """Serve a large model faster without changing what it says."""
     from outrider.cli.options import check_environment
 
-    check_environment()
+    check_environment(links_allowed=context.invoked_subcommand == "doctor")

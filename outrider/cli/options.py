@@ -19,6 +19,7 @@ import click
 from click.core import ParameterSource
 
 from outrider.cli.config_file import ConfigFileError, load
+from outrider.cli.service_links import ADVICE, is_service_link, links_told
 from outrider.serving.settings import (
     OTHER_VARIABLES,
     DraftSettings,
@@ -45,6 +46,17 @@ def variable(service: str, field_name: str) -> str:
     return f"OUTRIDER_{service}_{field_name}".upper()
 
 
+class SettingOption(click.Option):
+    """An option that takes what somebody has set, not what Kubernetes has."""
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """The variable's value, or None."""
+        value = super().resolve_envvar_value(ctx)
+        if value is not None and is_service_link(str(self.envvar), value):
+            return None
+        return value
+
+
 def service_options(service: str, prefix: str = "") -> Callable[[Any], Any]:
     """A decorator that gives a command every setting of `service` as an option."""
 
@@ -53,6 +65,7 @@ def service_options(service: str, prefix: str = "") -> Callable[[Any], Any]:
         for field in reversed(dataclasses.fields(SERVICES[service])):
             option = click.option(
                 f"--{prefix}{field.name}".replace("_", "-"),
+                cls=SettingOption,
                 type=type(field.default),
                 default=field.default,
                 show_default=True,
@@ -151,15 +164,24 @@ def to_flags(settings: Any) -> list[str]:
     ]
 
 
-def check_environment(environment: Mapping[str, str] = os.environ) -> None:
-    """Refuse OUTRIDER_ variables that nothing reads: most are a typing error."""
+def check_environment(
+    environment: Mapping[str, str] = os.environ, *, links_allowed: bool = False
+) -> None:
+    """Refuse OUTRIDER_ variables that nothing reads: most are a typing error.
+
+    links_allowed: what Kubernetes sets is somebody else's to tell.
+    """
+    links = links_told(environment)
+    if links and not links_allowed:
+        raise click.UsageError(f"{links}; {ADVICE}")
     known = set(OTHER_VARIABLES) | {
         variable(service, field.name)
         for service, settings_class in SERVICES.items()
         for field in dataclasses.fields(settings_class)
     }
     for name in sorted(environment):
-        if name.startswith("OUTRIDER_") and name not in known:
+        ours = name.startswith("OUTRIDER_") and not is_service_link(name, environment[name])
+        if ours and name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             raise click.UsageError(f"nothing reads the variable {name}{hint}")
