@@ -27,6 +27,7 @@ class AnswerPrinter:
         self._texts: dict[int, str] = {}
         self._out = Console(highlight=False, soft_wrap=True)
         self._chunks: defaultdict[int, list[Chunk]] = defaultdict(list)
+        self._in_line = False
 
     def __call__(self, event: Chunk | Finish) -> None:
         """Show what there is to be shown now."""
@@ -40,7 +41,8 @@ class AnswerPrinter:
             self._out.print(f"[choice {event.index}]", markup=False)
             for chunk in chunks:
                 self._show_text(chunk)
-        self._out.print()
+        self._in_line = True  # also where it is empty
+        self.end_line()
         self._show_scores("prompt", [token for each in chunks for token in each.prompt_tokens])
         self._show_scores("answer", [token for each in chunks for token in each.tokens])
         choice = f"choice {event.index}; " if self._num_choices > 1 else ""
@@ -51,7 +53,14 @@ class AnswerPrinter:
             err=True,
         )
 
+    def end_line(self) -> None:
+        """Nothing more comes of the answer: what else there is to say begins a line."""
+        if self._in_line:
+            self._out.print()
+            self._in_line = False
+
     def _show_text(self, chunk: Chunk) -> None:
+        self._in_line = True
         self._out.print(Text(chunk.text, style=DRAFTED_STYLE if chunk.drafted else ""), end="")
 
     def _show_scores(self, heading: str, tokens: Sequence[Token | PromptToken]) -> None:

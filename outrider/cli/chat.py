@@ -145,6 +145,7 @@ class Conversation:
         text = line.removeprefix("/") if line.startswith("//") else line
         texts: list[str] = []
         status = 0
+        began = time.monotonic()
         try:
             self._stopped, self._answering = False, True
             self._show(self._session.question(text), texts)
@@ -153,7 +154,8 @@ class Conversation:
             if self._stopped and error.code() is grpc.StatusCode.CANCELLED:
                 click.echo("[stopped]", err=True)
             else:
-                status = report(error, self._address)
+                waited_s = time.monotonic() - began
+                status = report(error, self._address, self._timeout_s, waited_s)
         finally:
             self._answering = False
         self._session.answered(text, "".join(texts))

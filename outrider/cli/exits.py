@@ -19,16 +19,24 @@ BY_CODE = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: BUSY,
     grpc.StatusCode.DEADLINE_EXCEEDED: OUT_OF_TIME,
 }
+_NOBODY = "failed to connect to all addresses"
+"""How gRPC's own words begin where there is no connection."""
+_CLOCK_S = 0.05
+"""What two clocks may differ by: either end of a call may be the first to notice."""
 EXIT_HELP = (
     "Exit status: 0 answered; 1 anything else went wrong; 2 wrong usage or settings; 3 no gateway "
     "or no target there; 4 the request was refused; 5 too busy; 6 out of time; 130 interrupted."
 )
 
 
-def report(error: grpc.RpcError, address: str) -> int:
+def report(error: grpc.RpcError, address: str, timeout_s: float, waited_s: float) -> int:
     """Say what failed; the exit status of it."""
-    code, details = error.code(), error.details()
-    if code is grpc.StatusCode.UNAVAILABLE:
+    code, details = error.code(), error.details() or ""
+    if code is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOBODY):
+        message = f"no answer from a gateway at {address}; is `outrider up` running?"
+    elif code is grpc.StatusCode.DEADLINE_EXCEEDED and waited_s > timeout_s - _CLOCK_S:
+        message = f"out of time after {timeout_s:g} s (--timeout)"
+    elif code is grpc.StatusCode.UNAVAILABLE:
         message = f"no answer from a gateway at {address}: {details}"
     elif code is grpc.StatusCode.UNIMPLEMENTED:
         message = f"what answers at {address} is no gateway: {details}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Callable
+import time
 from typing import Any
 
 import click
@@ -91,17 +91,19 @@ def generate(prompt: str, timeout_s: float, address: str, as_json: bool, **given
     if not is_text(text):
         raise click.UsageError("PROMPT must be text in UTF-8")
     question = _question(text, given)
-    try:
-        with Client(address) as client:
-            show: Callable[[Chunk | Finish], None] = _show_json
-            if not as_json:
-                show = AnswerPrinter(question.n or 1, client.text_of)
+    with Client(address) as client:
+        printer = AnswerPrinter(question.n or 1, client.text_of)
+        began = time.monotonic()
+        try:
             for event in client.generate(question, timeout_s):
-                show(event)
-    except grpc.RpcError as error:
-        raise click.exceptions.Exit(report(error, address)) from error
-    except KeyboardInterrupt as interrupt:
-        raise click.exceptions.Exit(INTERRUPTED) from interrupt
+                (_show_json if as_json else printer)(event)
+        except grpc.RpcError as error:
+            printer.end_line()
+            status = report(error, address, timeout_s, time.monotonic() - began)
+            raise click.exceptions.Exit(status) from error
+        except KeyboardInterrupt as interrupt:
+            printer.end_line()
+            raise click.exceptions.Exit(INTERRUPTED) from interrupt
 
 
 def _question(prompt: str, given: dict[str, Any]) -> Question:

@@ -147,11 +147,22 @@ def test_refusals_have_an_exit_status_each(gateway, code: grpc.StatusCode, statu
 
 
 def test_no_gateway_there() -> None:
-    """Nobody listens: exit status 3 and the address in the message."""
+    """Nobody listens: exit status 3, the address, and what would help."""
     address = f"127.0.0.1:{free_ports(1)[0]}"
     result = ask(address, "Hi")
     assert result.exit_code == 3
-    assert address in result.stderr
+    message = f"Error: no answer from a gateway at {address}; is `outrider up` running?\n"
+    assert result.stderr == message
+
+
+def test_a_time_that_is_over_is_told_on_a_line_of_its_own(gateway) -> None:
+    """Behind what came until then, with the flag that gives more."""
+    script, address = gateway
+    script.hang = True
+    result = ask(address, "--timeout", "0.5", "Hi")
+    assert result.exit_code == 6
+    assert result.stdout == "Good \n"
+    assert result.stderr == "Error: out of time after 0.5 s (--timeout)\n"
 
 
 def test_a_server_that_is_no_gateway() -> None:
