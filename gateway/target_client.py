@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -34,6 +35,9 @@ _STATUS_TIMEOUT_S = 5.0
 _LOAD_TIMEOUT_S = 1.0
 _RETRY_S = 0.25
 _SETTLE_S = 1.0
+_START_S = 60.0
+"""Services that are started together wait for each other: until then that is no news."""
+_WAITING = "waiting for the target"
 
 Metadata = tuple[tuple[str, str], ...]
 
@@ -115,6 +119,9 @@ class TargetLink:
         self._on_change = on_change
         self._max_message_bytes = max_message_bytes
         self._task: asyncio.Task[None] | None = None
+        self._expected_by = time.monotonic() + _START_S
+        self._told = ""
+        """What the log says of why it is not ready."""
         self._connect()
 
     def _connect(self) -> None:
@@ -184,7 +191,8 @@ class TargetLink:
                 await self._follow()
                 self._lost("the health stream ended")
             except grpc.aio.AioRpcError as error:
-                self._lost(f"{error.code().name}: {error.details()}")
+                away = error.code() is grpc.StatusCode.UNAVAILABLE
+                self._lost(f"{error.code().name}: {error.details()}", away=away)
             except Exception as error:  # whatever it is, the target must not go unwatched for ever
                 log.exception("following a target failed", address=self.address)
                 self._lost(f"unexpected {type(error).__name__}: {error}")
@@ -224,13 +232,20 @@ class TargetLink:
             numerics_id=status.numerics_id,
         )
         self.reason, self.answers = "", True
+        self._expected_by, self._told = 0.0, ""
         self._num_others = max(0, status.load.running + status.load.waiting - self.num_held)
         log.info("target is ready", address=self.address, instance=status.instance_id)
         self._on_change()
 
-    def _lost(self, reason: str) -> None:
-        if reason != self.reason:
-            log.warning("target is not ready", address=self.address, reason=reason)
+    def _lost(self, reason: str, *, away: bool = False) -> None:
+        """away: nobody was reached."""
+        told = _WAITING if away and time.monotonic() < self._expected_by else reason
+        if told != self._told:
+            self._told = told
+            if told is _WAITING:
+                log.info(_WAITING, address=self.address)
+            else:
+                log.warning("target is not ready", address=self.address, reason=reason)
         was_ready = self.info is not None
         self.info, self.reason = None, reason
         if was_ready:

@@ -187,14 +187,11 @@ class DraftClient:
             try:
                 self.peer = await shake_hands(stream, self._hello, self._listen_s)
                 self._was_ready = True
-                self.state, self.reason = "ready", self._warning()
+                warning = self._warning()
+                self.state, self.reason = "ready", warning
                 self._logged_reason = ""
-                log.info(
-                    "drafter ready",
-                    address=self.address,
-                    instance=self.peer.instance_id,
-                    warning=self.reason or None,
-                )
+                known = {"address": self.address, "instance": self.peer.instance_id}
+                log.info("drafter ready", **known, **({"warning": warning} if warning else {}))
                 self._on_ready()
                 await pump(stream, self._frames(), self._take_in)
             finally:

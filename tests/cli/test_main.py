@@ -59,7 +59,9 @@ def test_grpcs_core_writes_no_lines_of_its_own() -> None:
     )
     *lines, last = done.stderr.splitlines()
     assert (done.returncode, last.partition(" on ")[0]) == (1, "Error: draft: cannot listen")
-    assert [json.loads(line)["event"] for line in lines] == ["drafting"]
+    (entry,) = [json.loads(line) for line in lines]
+    assert (entry["event"], entry["proposer"]) == ("drafting", "ngram")
+    assert "model" not in entry  # n-grams need none
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

@@ -9,6 +9,7 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
+from structlog.testing import capture_logs
 
 from outrider.serving.channel import open_channel
 from outrider.serving.errors import EngineFailed, Unavailable
@@ -110,6 +111,35 @@ async def test_target_lost_and_back(tiny_folder: Path) -> None:
             async with serving(Script([5, 6]), status, port=port):
                 await gateway.wait_health(True, timeout_s=10)
                 assert (await gateway.ask(REQUEST)).ids == [5, 6]
+
+
+async def test_a_target_that_may_still_start_is_waited_for(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One line of information as long as that is normal, then one warning that says why."""
+    monkeypatch.setattr("gateway.target_client._START_S", 0.6)
+    with capture_logs() as lines:
+        async with gateway_on(tiny_folder, ["127.0.0.1:1"]):
+            await until(lambda: any(line["log_level"] == "warning" for line in lines))
+    told = [line for line in lines if line.get("address") == "127.0.0.1:1"]
+    assert [(line["log_level"], line["event"]) for line in told] == [
+        ("info", "waiting for the target"),
+        ("warning", "target is not ready"),
+    ]
+    assert "UNAVAILABLE" in told[1]["reason"]
+
+
+async def test_a_target_that_was_there_is_missed_at_once(tiny_folder: Path) -> None:
+    """Its loss is no start."""
+    with capture_logs() as lines:
+        async with gateway_with(tiny_folder, Script([5])) as (gateway, target):
+            await gateway.wait_health(True)
+            await target.stop()
+            await gateway.wait_health(False)
+            await until(lambda: any(line["event"] == "target is not ready" for line in lines))
+            events = [line["event"] for line in lines if line.get("address") == target.address]
+    assert events[0] == "target is ready"
+    assert "waiting for the target" not in events
 
 
 async def test_target_health_is_the_gateways(tiny_folder: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from outrider.serving.channel import server_options
 from protos.outrider.v1 import draft_pb2
@@ -42,6 +43,21 @@ async def connect(address: str, **hello: Any) -> AsyncIterator[tuple[DraftClient
         yield client, watched
     finally:
         await client.stop()
+
+
+@pytest.mark.parametrize("noise_version", [1, 2])
+async def test_what_an_operator_should_know_is_in_the_log(noise_version: int) -> None:
+    """Noise of another version is, and where nothing is wrong there is no word of it."""
+    hello = draft_pb2.Hello(weights_fingerprint="w", noise_version=noise_version)
+    with capture_logs() as lines:
+        async with (
+            ScriptedDrafter(honest(), hello=hello) as drafter,
+            connect(drafter.address) as (client, watched),
+        ):
+            await watched.until(lambda: client.ready)
+    (line,) = [line for line in lines if line["event"] == "drafter ready"]
+    assert ("its noise has version 2" in line.get("warning", "")) is (noise_version == 2)
+    assert ("warning" in line) is (noise_version == 2)
 
 
 async def test_another_token_table_is_refused_with_both_named():
