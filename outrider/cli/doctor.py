@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import click
@@ -15,7 +15,7 @@ import click
 from outrider.cli.check_machine import check_machine
 from outrider.cli.check_metrics import check_metrics
 from outrider.cli.check_model import check_draft_model, check_gateway_model, check_target_model
-from outrider.cli.check_services import check_place, places
+from outrider.cli.check_services import Place, check_place, places
 from outrider.cli.finding import Finding, Level, ok
 from outrider.cli.options import origin
 from outrider.cli.up import given_addresses, stack_settings, up_options
@@ -39,8 +39,10 @@ def doctor(
     """
     settings = stack_settings(values, model, no_draft, given_addresses(context))
     origins = {service: origin(context, service, "port") for service in settings}
+    answers = [(place, *check_place(place)) for place in places(settings)]
+    running = {place.service for place, _, is_it in answers if is_it and not place.asked_by}
     findings = []
-    for finding in examine(settings, origins):
+    for finding in examine(settings, origins, answers, running):
         findings.append(finding)
         if not as_json:
             _print(finding)
@@ -50,16 +52,21 @@ def doctor(
         listed = [dataclasses.asdict(finding) for finding in findings]
         click.echo(json.dumps({"ok": well, "findings": listed}, ensure_ascii=False, indent=1))
     else:
-        click.echo(f"{counts[Level.PROBLEM]} problems, {counts[Level.WARNING]} warnings")
+        nobody = "" if running else "; no service runs here"
+        click.echo(f"{counts[Level.PROBLEM]} problems, {counts[Level.WARNING]} warnings{nobody}")
     raise click.exceptions.Exit(0 if well else 1)
 
 
-def examine(settings: Mapping[str, Any], origins: Mapping[str, str]) -> Iterator[Finding]:
+def examine(
+    settings: Mapping[str, Any],
+    origins: Mapping[str, str],
+    answers: Sequence[tuple[Place, list[Finding], bool]],
+    running: Collection[str],
+) -> Iterator[Finding]:
     """Everything, as it is found. `settings` and `origins` (where a port is from) are by service,
-    the draft's only where there should be one."""
+    the draft's only where there should be one; `answers` are those of `check_place`, and `running`
+    the services that are where this machine's own would be."""
     yield from check_machine(settings["target"], settings.get("draft"))
-    answers = [(place, *check_place(place)) for place in places(settings)]
-    running = {place.service for place, _, is_it in answers if is_it and not place.asked_by}
     yield from check_gateway_model(settings["gateway"], settings["target"])
     yield from check_target_model(settings["target"], "target" in running)
     if "draft" in settings:

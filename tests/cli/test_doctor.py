@@ -117,7 +117,8 @@ def test_lines_for_people(model: Path) -> None:
     assert result.exit_code == 1
     assert "problem  target model: '/nothing/here' is no model folder" in result.output
     assert "-> give a folder" in result.output
-    assert result.output.splitlines()[-1].startswith("1 problems, ")
+    last = result.output.splitlines()[-1]
+    assert last.startswith("1 problems, ") and last.endswith("; no service runs here")
 
 
 def test_a_model_that_was_not_fetched(
@@ -209,6 +210,14 @@ def test_running_services_say_what_they_do(model: Path) -> None:
     refused = doctor.find(f"target 127.0.0.1:{port} drafter b:2", "warning")
     assert refused["text"] == "unused: refused (token tables differ)"
     assert "serves tiny" in doctor.find("gateway", "ok")["text"]
+
+
+def test_where_a_service_runs_the_last_line_is_the_count(model: Path) -> None:
+    """The services' own lines say what they do."""
+    with serving(Scripted(), TARGET, GATEWAY) as port:
+        ports = [f"--gateway-port={port}", f"--target-port={port}", "--no-draft"]
+        result = CliRunner().invoke(main, ["doctor", *NO_METRICS, *ports, f"--model={model}"])
+    assert result.output.splitlines()[-1].endswith(" warnings")
 
 
 def test_ports_for_metrics_are_looked_at(model: Path) -> None:
