@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,13 @@ class LazyGroup(click.Group):
         os.environ.setdefault("GRPC_VERBOSITY", "NONE")
         with full_disks_told():
             return super().main(*args, **kwargs)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, Ctrl-C being told by the status alone, also while it is imported."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            raise click.exceptions.Exit(128 + signal.SIGINT) from interrupt
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """All names, in the order of COMMANDS."""

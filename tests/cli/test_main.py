@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
@@ -36,6 +37,17 @@ def test_exit_statuses_are_in_the_help(command: str) -> None:
         assert status in text
     assert "0 done; 1 failed" in words("--help")
     assert "Exit status: 0" in words("doctor", "--help")
+
+
+def test_an_interrupt_while_a_command_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The status of any other interrupt, and no traceback."""
+
+    def interrupted(name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("outrider.cli.main.importlib", SimpleNamespace(import_module=interrupted))
+    result = CliRunner().invoke(main, ["up"])
+    assert (result.exit_code, result.output) == (130, "")
 
 
 def complete(**variables: str) -> str:
