@@ -6,6 +6,8 @@ the terminal of whoever reads the log, or make one line look like two.
 
 from __future__ import annotations
 
+import unicodedata
+
 
 def is_text(text: str) -> bool:
     """False if it came from bytes that are no UTF-8, which Python keeps as lone surrogates."""
@@ -18,6 +20,16 @@ def one_line(text: str) -> str:
         return text
     return "".join(
         char if char.isprintable() or char == "\t" else char.encode("unicode_escape").decode()
+        for char in text
+    )
+
+
+def for_terminal(text: str) -> str:
+    """The text with every control character escaped but those that only set it out."""
+    return "".join(
+        char.encode("unicode_escape").decode()
+        if unicodedata.category(char) == "Cc" and char not in "\n\t"
+        else char
         for char in text
     )
 

@@ -10,8 +10,20 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.cli.client import Chunk, Finish, PromptToken, Token
+from outrider.text import for_terminal
 
 DRAFTED_STYLE = "green"
+
+
+def show_text(out: Console, chunk: Chunk) -> None:
+    """Its text, behind what is on the line: coloured and harmless on a terminal, elsewhere as it
+    is."""
+    if out.is_terminal:
+        text = for_terminal(chunk.text)
+        out.print(Text(text, style=DRAFTED_STYLE if chunk.drafted else ""), end="")
+    else:
+        out.file.write(chunk.text)
+        out.file.flush()
 
 
 class AnswerPrinter:
@@ -60,8 +72,9 @@ class AnswerPrinter:
             self._in_line = False
 
     def _show_text(self, chunk: Chunk) -> None:
-        self._in_line = True
-        self._out.print(Text(chunk.text, style=DRAFTED_STYLE if chunk.drafted else ""), end="")
+        if chunk.text:
+            self._in_line = not chunk.text.endswith("\n")
+        show_text(self._out, chunk)
 
     def _show_scores(self, heading: str, tokens: Sequence[Token | PromptToken]) -> None:
         """One line a token, with the likeliest ones at its place; nothing where none was asked."""

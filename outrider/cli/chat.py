@@ -18,9 +18,8 @@ from typing import Any
 import click
 import grpc
 from rich.console import Console
-from rich.text import Text
 
-from outrider.cli.answer_printer import DRAFTED_STYLE
+from outrider.cli.answer_printer import show_text
 from outrider.cli.chat_session import ChatSession, CommandError, Quit, parse_drafts
 from outrider.cli.client import Chunk, Client, Finish
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, USAGE, report
@@ -171,8 +170,7 @@ class Conversation:
             if isinstance(event, Chunk):
                 first_s = first_s or time.perf_counter() - began
                 texts.append(event.text)
-                piece = Text(event.text, style=DRAFTED_STYLE if event.drafted else "")
-                self._out.print(piece, end="")
+                show_text(self._out, event)
                 continue
             seconds = time.perf_counter() - began
             self._session.totals.add(event, seconds)

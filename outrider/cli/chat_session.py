@@ -56,11 +56,12 @@ class Totals:
     def __str__(self) -> str:
         rate = self.tokens / self.seconds if self.seconds else 0.0
         share = f" ({self.accepted / self.drafted:.0%})" if self.drafted else ""
+        proposed = self.drafted + sum(self.unused.values())
         unused = ", ".join(f"{reason} {count}" for reason, count in sorted(self.unused.items()))
         return (
             f"{self.answers} answers, {self.tokens} tokens, {rate:.1f} tokens/s\n"
             f"{self.accepted} of {self.drafted} drafted tokens accepted{share} "
-            f"in {self.rounds} rounds; unused: {unused or 'none'}"
+            f"in {self.rounds} rounds; of {proposed} proposed unused: {unused or 'none'}"
         )
 
 

@@ -70,6 +70,11 @@ class Finish:
     unused: dict[str, int] = field(default_factory=dict)
     plain_steps: int = 0
 
+    @property
+    def proposed(self) -> int:
+        """What drafters sent: each token was drafted or not used."""
+        return self.drafted + sum(self.unused.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Question:

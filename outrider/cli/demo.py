@@ -23,8 +23,8 @@ from typing import TextIO
 import grpc
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
+from outrider.cli.answer_printer import show_text
 from outrider.cli.client import Chunk, Client, Finish, Question
 from outrider.cli.stack import Stack, StackError
 from outrider.cli.terminal import adapt_streams
@@ -175,7 +175,7 @@ def ask(client: Client, console: Console, what: Question) -> Answer:
         if isinstance(event, Chunk):
             token_ids += [token.id for token in event.tokens]
             texts.append(event.text)
-            console.print(Text(event.text, style="green" if event.drafted else ""), end="")
+            show_text(console, event)
         else:
             finish = event
     seconds = time.perf_counter() - began

@@ -148,5 +148,15 @@ def _check_integers(given: dict[str, Any]) -> None:
 
 
 def _show_json(event: Chunk | Finish) -> None:
-    kind = "chunk" if isinstance(event, Chunk) else "finish"
-    click.echo(json.dumps({"type": kind, **dataclasses.asdict(event)}, ensure_ascii=False))
+    fields = dataclasses.asdict(event, dict_factory=_what_was_asked_for)
+    if isinstance(event, Finish):
+        fields = {"type": "finish", **fields, "proposed": event.proposed}
+    else:
+        fields = {"type": "chunk", **fields}
+    click.echo(json.dumps(fields, ensure_ascii=False))
+
+
+def _what_was_asked_for(fields: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Without log-probabilities where there are none."""
+    empty = {"logprob": None, "top": (), "prompt_tokens": ()}
+    return {key: value for key, value in fields if key not in empty or value != empty[key]}

@@ -17,6 +17,8 @@ from outrider.model_error import ModelError
 from outrider.models import catalogue, fetch, store
 from outrider.models.resolve import resolve
 
+_WIDE = 1000
+
 
 @click.group()
 def models() -> None:
@@ -36,7 +38,10 @@ def list_models() -> None:
             f"{entry.folder_bytes / 1e6:.0f} MB",
             "yes" if store.is_complete(entry) else "no",
         )
-    Console().print(table)
+    console = Console()
+    if not console.is_terminal:
+        console.width = _WIDE  # what reads it wants whole names
+    console.print(table)
 
 
 @models.command("fetch")

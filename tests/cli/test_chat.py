@@ -104,7 +104,7 @@ def test_drafts_that_were_not_used_are_added_up_and_saved(
     file = tmp_path / "talk.json"
     result = talk(gateway, "hello", "and now?", "/stats", f"/save {file}")
     assert result.exit_code == 0
-    assert "unused: late 4, rejected 2" in result.stderr
+    assert "of 10 proposed unused: late 4, rejected 2" in result.stderr
     assert json.loads(file.read_text())["totals"]["unused"] == {"late": 4, "rejected": 2}
 
 
@@ -257,6 +257,20 @@ def test_on_a_terminal(gateway: ScriptedGateway) -> None:
         terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.process.wait(10) == 0
+    finally:
+        terminal.close()
+
+
+@pytest.mark.timeout(60)
+def test_a_model_does_not_steer_the_terminal(gateway: ScriptedGateway) -> None:
+    """Its control characters are shown, not sent; newlines and all letters stay."""
+    gateway.words = ("a\n\u00a0b ", "\x1b]0;pwn\x07\x9b1m\rend")
+    terminal = Terminal(gateway.address)
+    try:
+        terminal.wait_for("> ")
+        terminal.type("hello\r")
+        terminal.wait_for("a\r\n\u00a0b ")
+        terminal.wait_for("\\x1b]0;pwn\\x07\\x9b1m\\rend")
     finally:
         terminal.close()
 

@@ -49,11 +49,23 @@ def test_json_is_one_object_a_line(gateway) -> None:
     assert lines[1]["tokens"][0]["drafted"] is True
     assert lines[1]["tokens"][0]["logprob"] == -0.5
     assert lines[0]["tokens"][0]["top"] == [[8, -0.125]]
-    assert [(t["id"], t["logprob"], t["top"]) for t in lines[0]["prompt_tokens"]] == [
-        (3, None, []),
-        (4, -2.0, [[9, -1.0]]),
-    ]
+    assert lines[0]["prompt_tokens"] == [{"id": 3}, {"id": 4, "logprob": -2.0, "top": [[9, -1.0]]}]
     assert (lines[2]["reason"], lines[2]["seed"], lines[2]["accepted"]) == ("stop", 7, 1)
+
+
+def test_json_has_nothing_that_was_not_asked_for(gateway) -> None:
+    """No word of log-probabilities without them; what was proposed is drafted or unused."""
+    script, address = gateway
+    script.unused = {"late": 3}
+    first, _, finish = map(json.loads, ask(address, "--json", "Hello").stdout.splitlines())
+    assert first == {
+        "type": "chunk",
+        "index": 0,
+        "text": "Good ",
+        "tokens": [{"id": 5, "drafted": False}],
+    }
+    assert finish["prompt_tokens"] == 3
+    assert (finish["proposed"], finish["drafted"], finish["unused"]) == (5, 2, {"late": 3})
 
 
 def test_several_choices_are_shown_one_after_the_other(gateway) -> None:
@@ -144,6 +156,13 @@ def test_refusals_have_an_exit_status_each(gateway, code: grpc.StatusCode, statu
     result = ask(address, "Hi")
     assert result.exit_code == status
     assert "as scripted" in result.stderr
+
+
+def test_through_a_pipe_every_character_is_as_the_model_made_it(gateway) -> None:
+    """Tabs and control characters among them: only a terminal has to be kept from them."""
+    script, address = gateway
+    script.words = ("a\tb\rc", "\x1b[31m\x07")
+    assert ask(address, "Hi").stdout == "a\tb\rc\x1b[31m\x07\n"
 
 
 def test_no_gateway_there() -> None:
