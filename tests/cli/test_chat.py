@@ -242,7 +242,11 @@ def test_on_a_terminal(gateway: ScriptedGateway) -> None:
         assert gateway.cancelled.wait(5)
         gateway.hang = False
         terminal.wait_for("> ")
-        terminal.type("half a line\x03")
+        # Readline must be waiting for keys: a signal that comes just before, it sees at the next key.
+        terminal.type("half a line")
+        terminal.wait_for("half a line")
+        time.sleep(0.1)
+        terminal.type("\x03")
         terminal.wait_for("> ")
         terminal.type("third\r")
         terminal.wait_for("[stop; 2 tokens")
