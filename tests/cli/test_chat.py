@@ -242,7 +242,7 @@ def test_on_a_terminal(gateway: ScriptedGateway) -> None:
         assert gateway.cancelled.wait(5)
         gateway.hang = False
         terminal.wait_for("> ")
-        # Readline must be waiting for keys: a signal that comes just before, it sees at the next key.
+        # A signal that comes just before readline waits for keys, it sees at the next key only.
         terminal.type("half a line")
         terminal.wait_for("half a line")
         time.sleep(0.1)
