@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -36,12 +36,6 @@ async def resolve(address: str) -> set[str]:
     v4 = {f"{info[4][0]}:{port}" for info in infos if info[0] == socket.AF_INET}
     v6 = {f"[{info[4][0]}]:{port}" for info in infos if info[0] == socket.AF_INET6}
     return v4 or v6 or {address}
-
-
-async def resolve_all(addresses: Iterable[str], resolve_one: Resolve = resolve) -> set[str]:
-    """What all of them stand for together."""
-    found = await asyncio.gather(*(resolve_one(address) for address in addresses))
-    return set().union(*found)
 
 
 class Names:

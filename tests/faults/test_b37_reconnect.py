@@ -54,7 +54,7 @@ class Names:
 async def target_of(names: Names, model: Path) -> AsyncIterator[Target]:
     """A target whose drafters are behind the name."""
     async with running_target(model, NAME) as target:
-        target.service._hub._resolve = names.resolve
+        target.service._hub._names._resolve = names.resolve
         yield target
 
 

@@ -73,6 +73,7 @@ def test_added_tokens_read_as_they_are_spelled(tmp_path: Path) -> None:
         template=None,
         vocab_size=8,
         max_model_len=8,
+        sizes=None,
     )
     ids = [0, 1, 3, 2, 0]
     assert "".join(feed(tokenizer.detokenizer(), ids)) == raw.decode(ids)
