@@ -239,7 +239,7 @@ def test_on_a_terminal(gateway: ScriptedGateway) -> None:
         terminal.wait_for("Good ")
         terminal.type("\x03")
         terminal.wait_for("[stopped]")
-        assert gateway.cancelled.wait(5)
+        assert gateway.cancelled.wait(15)
         gateway.hang = False
         terminal.wait_for("> ")
         # A signal that comes just before readline waits for keys, it sees at the next key only.
