@@ -31,9 +31,10 @@ _STEP_BUCKETS = (0.0001, 0.00025, 0.0005, *SECONDS_BUCKETS)
 class DraftMetrics:
     """Reads the parts of a drafter, as soon as there are any."""
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry, device: str = "cpu") -> None:
         self.faults = Faults()
-        self._energy = EnergyMeter()
+        # Beside a GPU the processors' part would pass for the whole.
+        self._energy = EnergyMeter() if device == "cpu" else None
         self._parts: tuple[DraftServicer, DraftLoop, Capacity, SequenceRecords] | None = None
         self._step = Histogram(
             "outrider_drafter_step_seconds",
@@ -67,7 +68,7 @@ class DraftMetrics:
 
     def _families(self) -> Iterator[Metric]:
         yield counter("telemetry_errors", "Errors of logs, traces and metrics.", self.faults.count)
-        joules = self._energy.joules()
+        joules = self._energy.joules() if self._energy else None
         if joules is not None:
             yield counter("energy_joules", "Energy that this machine's processors took.", joules)
         if self._parts is not None:

@@ -51,7 +51,7 @@ class DraftService:
         self._settings = settings
         self._tracing = tracing or Tracing.disabled()
         self.registry = make_registry("draft", self._tracing)
-        self._metrics = DraftMetrics(self.registry)
+        self._metrics = DraftMetrics(self.registry, settings.device)
         self._make_proposer = proposer_factory or make_proposer
         self._proposer: Proposer | None = None
         self._servicer: DraftServicer | None = None

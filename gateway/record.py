@@ -85,6 +85,10 @@ class RequestRecord:
             if isinstance(request, pb.GenerateRequest):
                 self._fields["request_id"] = request.request_id[:MAX_REQUEST_ID_BYTES]
             self._span = spans.start(shared.tracing, shared.model, request, call)
+            # Of the call's own task: whatever is logged on its way says whose it is.
+            structlog.contextvars.bind_contextvars(
+                request_id=self._fields.get("request_id", ""), **log_ids(self._span)
+            )
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -101,6 +105,7 @@ class RequestRecord:
             seed=checked.params.sampling.seed,
             choices=checked.params.answer.n,
         )
+        structlog.contextvars.bind_contextvars(request_id=checked.request_id)
         if self._shared.log_text:
             self._fields["prompt"] = checked.prompt.text or checked.prompt.messages
         with self._metrics.faults:

@@ -241,12 +241,12 @@ class Route:
 
     def _hold(self, link: TargetLink) -> None:
         self._link = link
-        link.num_held += self._num_choices
+        link.hold(self._num_choices)
         self._pool.note_routed(link)
 
     def _release(self) -> None:
         if self._link is not None:
-            self._link.num_held -= self._num_choices
+            self._link.release(self._num_choices)
             self._link = None
 
 

@@ -1,6 +1,6 @@
 """The Inference service: text in, text out, with tokens from a target in between.
 
-The only place of the gateway that speaks protobuf to clients. A slow reader holds up only its own
+The methods, each in the order of a request. A slow reader holds up only its own
 target stream, because the next chunk is asked for after the last one was written. One that has
 stopped reading loses its stream.
 """
@@ -84,6 +84,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
         with self._records.begin(request, context) as record, self._admit():
             if isinstance(request, InvalidRequest):
                 raise request
+            time_remaining = self._time_remaining(context)
             self._check_model(request.model)
             checked = check_generate(
                 request,
@@ -107,7 +108,7 @@ class InferenceServicer(inference_pb2_grpc.InferenceServicer):
             stream = ChoiceStreams(answers, len(prompt_ids), checked.params.sampling.seed)
             chunks = route.chunks(
                 to_token_request(checked, prompt_ids, stopping),
-                self._time_remaining(context),
+                time_remaining,
                 lambda address: record.routed(address, len(prompt_ids)),
                 record.metadata,
             )

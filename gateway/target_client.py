@@ -129,6 +129,15 @@ class TargetLink:
         self._stub = target_pb2_grpc.TargetStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
+    def hold(self, num_choices: int) -> None:
+        """These are here from now on, or about to be sent."""
+        self.num_held += num_choices
+
+    def release(self, num_choices: int) -> None:
+        """They are not any more."""
+        self.num_held -= num_choices
+        self._ended.set()
+
     @property
     def load(self) -> int:
         """Choices that run or wait there: ours as of now, others' as of the last report."""
@@ -147,12 +156,12 @@ class TargetLink:
         await self._channel.close(None)
 
     async def close_when_idle(self) -> None:
-        """Stop following now, and cut the connection when the last call has ended."""
+        """Stop following now, and cut the connection when nobody has a call or is about to."""
         try:
             if self._task is not None:
                 self._task.cancel()
             self.info = None
-            while self._num_calls:
+            while self._num_calls or self.num_held:
                 self._ended.clear()
                 await self._ended.wait()
         finally:

@@ -217,7 +217,7 @@ class Batcher:
             trace = None if isinstance(error, BadLogits) else error
             log.error(
                 "a request cannot go on",
-                request=request.request_id,
+                request_id=request.request_id,
                 reason=str(error),
                 exc_info=trace,
             )

@@ -40,6 +40,10 @@ _RESYNC_PAUSE_S = 0.03
 _IMPOSSIBLE = 2**32
 
 
+FRAME_KINDS = ("finished", "unknown_sequence", "unexpected_hello", "stale_gone", "resync", "crash")
+"""What frames are counted as, beside what becomes of proposals."""
+
+
 class DraftClient:
     """The target's end of one `Speculate` stream after another to one address."""
 

@@ -15,6 +15,7 @@ from prometheus_client.core import Metric
 from outrider.serving.energy import EnergyMeter
 from outrider.serving.metrics import Snapshot, counter, counters, gauge, gauges
 from target_service.batcher import Batcher
+from target_service.draft_client import FRAME_KINDS
 from target_service.draft_hub import DraftHub
 from target_service.draft_tail import Arrival, DraftTotals, Unused
 from target_service.observer import Observer
@@ -27,11 +28,16 @@ class TargetMetrics:
     """Reads the parts of a target, as soon as there are any; changes nothing."""
 
     def __init__(
-        self, registry: CollectorRegistry, observer: Observer, max_draft_tokens: int
+        self,
+        registry: CollectorRegistry,
+        observer: Observer,
+        max_draft_tokens: int,
+        device: str = "cpu",
     ) -> None:
         self._observer = observer
         self._max_draft_tokens = max_draft_tokens
-        self._energy = EnergyMeter()
+        # Beside a GPU the processors' part would pass for the whole.
+        self._energy = EnergyMeter() if device == "cpu" else None
         self._parts: tuple[Batcher, DraftHub, DraftTotals] | None = None
         registry.register(Snapshot(self._families))  # which asks at once what there is
 
@@ -46,7 +52,7 @@ class TargetMetrics:
         yield counter(
             "telemetry_errors", "Errors of logs, traces and metrics.", self._observer.faults.count
         )
-        joules = self._energy.joules()
+        joules = self._energy.joules() if self._energy else None
         if joules is not None:
             yield counter("energy_joules", "Energy that this machine's processors took.", joules)
         if self._parts is not None:
@@ -140,11 +146,12 @@ def _drafts(hub: DraftHub, drafts: DraftTotals) -> Iterator[Metric]:
         {reason.value: drafts.unused[reason] for reason in Unused},
     )
     arrivals = {arrival.value: drafts.arrivals[arrival] for arrival in Arrival}
+    frames = hub.frames
     yield counters(
         "draft_frames",
         "Proposals and other frames, by what became of them.",
         "arrival",
-        arrivals | dict(hub.frames),
+        arrivals | {kind: frames[kind] for kind in FRAME_KINDS},
     )
     states = Counter(drafter_state(client) for client in hub.clients)
     yield gauges(

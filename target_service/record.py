@@ -110,6 +110,10 @@ class RequestRecord:
         self._started_ns = time.time_ns()
         with self._faults:
             self._span = self._start_span(model)
+            # Of the call's own task: whatever is logged on its way says whose it is.
+            structlog.contextvars.bind_contextvars(
+                request_id=self._request_id, **tracing.log_ids(self._span)
+            )
 
     @property
     def traceparent(self) -> str:

@@ -56,7 +56,9 @@ class TargetService:
         self._tracing = tracing or Tracing.disabled()
         self.registry = make_registry("target", self._tracing)
         self._observer = Observer(self.registry, self._tracing)
-        self._metrics = TargetMetrics(self.registry, self._observer, settings.max_draft_tokens)
+        self._metrics = TargetMetrics(
+            self.registry, self._observer, settings.max_draft_tokens, settings.device
+        )
         self._device = DeviceThread("target-device")
         self._hub: DraftHub | None = None
         self.batcher: Batcher | None = None

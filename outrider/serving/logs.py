@@ -8,11 +8,12 @@ fill the log, and it is the least important of all that can be away.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 import time
 import traceback
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import structlog
 from structlog.typing import EventDict, ExcInfo, Processor
@@ -22,6 +23,24 @@ from outrider.text import indented, one_line
 _OURS = ("outrider", "outrider_kernels")
 _OF_COLLECTORS = ("opentelemetry", "outrider.serving.span_export")
 _OF_COLLECTORS_EVERY_S = 60.0
+
+
+class _Unfailing:
+    """Standard error: that nobody takes what is written there ends no request and no step."""
+
+    def __init__(self, file: TextIO | None) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        with contextlib.suppress(OSError, ValueError):
+            if self._file is not None:
+                self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            if self._file is not None:
+                self._file.flush()
 
 
 class _Foreign(logging.Handler):
@@ -48,7 +67,7 @@ def configure_logging(service: str, level: str = "info") -> None:
     number = logging.getLevelNamesMapping().get(level.upper())
     if number is None:
         raise ValueError(f"unknown log level {level!r}")
-    terminal = sys.stderr.isatty()
+    terminal = sys.stderr is not None and sys.stderr.isatty()  # none where it was closed
 
     def name_service(_: Any, __: str, event: EventDict) -> EventDict:
         event.setdefault("service", service)  # on every thread, unlike a context variable
@@ -64,7 +83,7 @@ def configure_logging(service: str, level: str = "info") -> None:
             *(_for_terminals() if terminal else _for_programs()),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast(TextIO, _Unfailing(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     # What a client sends as the context of its trace is no news, nor is that it is malformed.

@@ -4,8 +4,8 @@ Nothing here is global and no span is ever "current": a span is started with the
 parent and handed on as a value. So a stream that ends early has nothing to detach, and no task
 inherits another request's trace.
 
-Without an OTLP endpoint in the standard OTEL_ variables tracing is off and costs nothing; a
-caller's context then still travels on to the next service.
+Unless the standard OTEL_ variables name an exporter or an endpoint, tracing is off and costs
+nothing; a caller's context then still travels on to the next service.
 """
 
 from __future__ import annotations

@@ -364,6 +364,36 @@ async def test_a_name_is_all_of_its_addresses(tiny_folder: Path) -> None:
             await pool.close()
 
 
+async def test_who_is_about_to_call_is_waited_for(tiny_folder: Path) -> None:
+    """A target leaves its name while a request that was given to it is tokenized still: it is asked
+    all the same, and its connection is cut behind that."""
+    status = status_of(tiny_folder)
+    behind: set[str] = set()
+
+    async def resolve(address: str) -> set[str]:
+        return set(behind) or {address}
+
+    async with serving(Script(IDS), status) as one, serving(Script([5]), status) as two:
+        behind.add(one.address)
+        pool = TargetPool(["targets.test:1"], status.token_table_hash, lambda ready: None, resolve)
+        pool.start()
+        try:
+            await until(lambda: pool.ready)
+            route = pool.route()  # as before the tokenizer gets its turn
+            behind.clear()
+            behind.add(two.address)
+            await until(lambda: [e.address for e in pool.ranked()] == [two.address], timeout_s=5)
+            request = target_pb2.TokenRequest(token_ids=[1])
+            request.stopping.max_tokens = 10
+            chunks = route.chunks(request, lambda: None, lambda address: None)
+            ids = [token.id async for chunk in chunks for token in chunk.tokens]
+            assert ids == IDS[:10]
+            route.close()
+            await until(lambda: not pool._leaving)
+        finally:
+            await pool.close()
+
+
 @pytest.mark.timeout(90)
 async def test_real_targets_take_over(tmp_path: Path) -> None:
     """Two targets with one model: when the one dies in the middle, the seeded text is the one that

@@ -102,6 +102,29 @@ logging.getLogger("some.library").warning("heard")
 """
 
 
+@pytest.mark.parametrize("how", ["nobody_reads", "closed"])
+def test_a_line_that_cannot_be_written_ends_nothing(how: str) -> None:
+    """Where standard error is a pipe that nobody reads any more, or is closed, work goes on."""
+    script = """if True:
+        import logging, os, structlog
+        from outrider.serving.logs import configure_logging
+        configure_logging("target")
+        log = structlog.get_logger("test")
+        for _ in range(3):
+            log.error("a step failed", exc_info=ValueError("bad"))
+            logging.getLogger("some.library").warning("heard")
+        print("went on")
+    """
+    reader, writer = os.pipe()
+    os.close(reader)
+    shell = f'exec "{sys.executable}" -c "$0"' + (" 2>&-" if how == "closed" else "")
+    with os.fdopen(writer, "wb") as nowhere:
+        done = subprocess.run(
+            ["sh", "-c", shell, script], stdout=subprocess.PIPE, stderr=nowhere, timeout=15
+        )
+    assert done.stdout == b"went on\n"
+
+
 def test_what_a_client_calls_a_trace_is_no_news() -> None:
     """Malformed headers make no line, and none that a collector's trouble would have had."""
     script = """if True:

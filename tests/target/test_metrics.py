@@ -33,7 +33,10 @@ LABELLED = {
         *("late", "stale", "mismatch", "gap", "duplicate", "replaced", "trimmed", "window"),
         *("malformed", "finished", "lost"),
     },
-    "draft_frames_total": {"used", "stale", "gap", "malformed", "flood"},
+    "draft_frames_total": {
+        *("used", "stale", "gap", "malformed", "flood", "resync", "crash", "unexpected_hello"),
+        *("finished", "unknown_sequence", "stale_gone"),
+    },
 }
 PLAIN = {
     *("requests_started_total", "requests_refused_total", "requests_running", "requests_waiting"),
