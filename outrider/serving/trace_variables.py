@@ -19,7 +19,6 @@ MAX_SPANS = 2048
 """Ended spans that may wait; the variable OTEL_BSP_MAX_QUEUE_SIZE says another number."""
 _BATCH = 512
 _EVERY_MS = 5_000
-_TIMEOUT_MS = 30_000
 _TIMEOUT_S = 10.0
 
 _OTLP = "OTEL_EXPORTER_OTLP"
@@ -75,7 +74,6 @@ def batch_arguments() -> dict[str, Any]:
         "max_queue_size": max_spans,
         "max_export_batch_size": batch,
         "schedule_delay_millis": _whole_number("OTEL_BSP_SCHEDULE_DELAY", _EVERY_MS),
-        "export_timeout_millis": _whole_number("OTEL_BSP_EXPORT_TIMEOUT", _TIMEOUT_MS),
     }
 
 

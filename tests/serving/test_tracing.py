@@ -186,7 +186,7 @@ def test_the_standard_variables_decide(
         (ENDPOINT | {"OTEL_BSP_MAX_QUEUE_SIZE": "0"}, "QUEUE_SIZE must be a whole number above 0"),
         (ENDPOINT | {"OTEL_BSP_MAX_EXPORT_BATCH_SIZE": "2049"}, "at most the 2048 spans of OTEL"),
         (ENDPOINT | {"OTEL_BSP_SCHEDULE_DELAY": "abc"}, "OTEL_BSP_SCHEDULE_DELAY must be a whole"),
-        (ENDPOINT | {"OTEL_BSP_EXPORT_TIMEOUT": "9" * 5000}, "OTEL_BSP_EXPORT_TIMEOUT must be"),
+        (ENDPOINT | {"OTEL_BSP_SCHEDULE_DELAY": "9" * 5000}, "OTEL_BSP_SCHEDULE_DELAY must be"),
         (ENDPOINT | {"OTEL_EXPORTER_OTLP_COMPRESSION": "zip"}, "COMPRESSION must be gzip or none"),
         (ENDPOINT | {"OTEL_EXPORTER_OTLP_TRACES_TIMEOUT": "abc"}, "TIMEOUT must be a number of s"),
         (ENDPOINT | {"OTEL_EXPORTER_OTLP_TIMEOUT": "nan"}, "TIMEOUT must be a number of seconds"),

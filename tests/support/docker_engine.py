@@ -130,7 +130,12 @@ def _own_engine() -> Iterator[Engine]:
                 yield engine
             finally:
                 process.send_signal(signal.SIGTERM)
-                process.wait(STOP_S)
+                try:
+                    process.wait(STOP_S)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait(5)
+                    raise
     finally:
         shutil.rmtree(folder)
 
