@@ -30,7 +30,7 @@ from target_service.observer import Observer
 
 log = structlog.get_logger(__name__)
 
-_BACKOFF_S = (0.25, 4.0)
+_BACKOFF_S = (0.25, 2.5)
 _REFUSED_BACKOFF_S = 8.0
 """Pause after an answer that trying again cannot change, unless the drafter is replaced."""
 _FREE_RESYNCS = 2
@@ -91,6 +91,11 @@ class DraftClient:
     def responsive(self) -> bool:
         """Ready, and not silent for long while it was asked for something."""
         return self.ready and not self._silence.lasts
+
+    @property
+    def may_be_asked(self) -> bool:
+        """Responsive, or silent for so long that it is worth another try."""
+        return self.ready and (not self._silence.lasts or self._silence.forgiven)
 
     @property
     def num_sequences(self) -> int:
@@ -172,7 +177,7 @@ class DraftClient:
                 pause = _REFUSED_BACKOFF_S * random.uniform(0.75, 1.25)
             else:
                 # All targets lose a drafter at the same moment and must not come back as one.
-                pause = backoff * random.uniform(0.25, 1.75)
+                pause = backoff * random.uniform(0.5, 1.5)
             backoff = min(high, backoff * 2)
             await asyncio.sleep(pause)
 

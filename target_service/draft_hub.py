@@ -109,7 +109,7 @@ class DraftHub:
 
     def _preference(self, client: DraftClient) -> tuple[bool, int, int]:
         """Among equals whoever waits the longest, or under light load one would get it all."""
-        return (not client.responsive, client.num_sequences, self._last_opened.get(client, 0))
+        return (not client.may_be_asked, client.num_sequences, self._last_opened.get(client, 0))
 
     async def _discovered(self, addresses: set[str]) -> None:
         """What the names stand for now. A drafter that left is kept while it is connected."""

@@ -2,9 +2,12 @@
 
     OutriderError
     ├── InvalidRequest   INVALID_ARGUMENT     a field outside its limits, named
+    ├── Unauthenticated  UNAUTHENTICATED      no key, or one that is not known
     ├── NotFound         NOT_FOUND            an unknown model
     ├── Incompatible     FAILED_PRECONDITION  two services that cannot work together
     ├── Overloaded       RESOURCE_EXHAUSTED   try again after `retry_after_s`
+    ├── TooLarge         RESOURCE_EXHAUSTED   more than a message may hold; trying again is no use
+    ├── DeadlinePassed   DEADLINE_EXCEEDED    the time that the request had is over
     ├── Unavailable      UNAVAILABLE          not ready, draining or lost
     └── EngineFailed     INTERNAL             a step failed
 
@@ -33,6 +36,12 @@ class InvalidRequest(OutriderError):
         self.message = message
 
 
+class Unauthenticated(OutriderError):
+    """The caller has not shown a key that is known here."""
+
+    code = grpc.StatusCode.UNAUTHENTICATED
+
+
 class NotFound(OutriderError):
     """What the request names does not exist here."""
 
@@ -53,6 +62,18 @@ class Overloaded(OutriderError):
     def __init__(self, message: str, retry_after_s: float) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class TooLarge(OutriderError):
+    """A message is larger than the limit, which the message names."""
+
+    code = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+class DeadlinePassed(OutriderError):
+    """The request did not end in the time that its client, or this service, allows."""
+
+    code = grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 class Unavailable(OutriderError):

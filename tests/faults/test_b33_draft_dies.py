@@ -124,7 +124,7 @@ async def test_streams_go_on_without_their_drafter_and_with_it_again(
     target says that it is degraded and healthy, its steps wait once for drafts and not every round,
     and the same streams use drafts again."""
     async with faulty(FAULTS[fault], tiny_model, tmp_path) as (target, drafter, known):
-        clock = slow_steps(target, 0.03)
+        clock = slow_steps(target, 0.04)
         run = await strike_and_mend(target, drafter, clock, down_s=1.2)
         await check(run, target, known)
 

@@ -377,7 +377,12 @@ async def test_a_drafter_that_stalled_gets_another_chance(monkeypatch: pytest.Mo
         await drafter.record.wait_for(lambda record: any(u.window for u in record.of(1)))
         client.note_vain_wait()
         world.hub.close(world.sequence)
-        await world.until(lambda: not client.responsive)
+        await world.until(lambda: not client.may_be_asked)
+        await world.until(lambda: client.may_be_asked)
+        assert not client.responsive  # it has not said a word yet
+        drafter.behaviour = honest()
+        world.sequence = world.make_sequence()
+        world.open()
         await world.until(lambda: client.responsive)
 
 
