@@ -5,39 +5,25 @@ from __future__ import annotations
 import base64
 import json
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 
+from tests.support import node
+
 pytestmark = pytest.mark.timeout(240)  # npm's download and the start of three services
 
 ROOT = Path(__file__).resolve().parents[2]
-SOURCE = Path(__file__).parent / "grpc_js"
+CLIENT = Path(__file__).parent / "grpc_js" / "client.mjs"
 CANCELLED, INVALID_ARGUMENT = 1, 3
 
 
 @pytest.fixture(scope="module")
-def client_folder() -> Path:
-    """The client with its packages, kept between runs in the folder for outputs."""
-    for program in ("node", "npm"):
-        if shutil.which(program) is None:
-            pytest.skip(f"{program} is not installed")
-    folder = ROOT / "out" / "clients" / "grpc_js"
-    folder.mkdir(parents=True, exist_ok=True)
-    package = (SOURCE / "package.json").read_text()
-    stamp = folder / "installed.json"  # written last, so a broken install is tried again
-    if not stamp.exists() or stamp.read_text() != package:
-        (folder / "package.json").write_text(package)
-        subprocess.run(
-            ["npm", "install", "--no-audit", "--no-fund", "--no-package-lock", "--ignore-scripts"],
-            cwd=folder,
-            check=True,
-            timeout=180,
-        )
-        stamp.write_text(package)
-    shutil.copy(SOURCE / "client.mjs", folder)
+def client_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The client with the packages of the example for Node.js."""
+    folder = node.project(ROOT / "docs" / "examples" / "node", tmp_path_factory.mktemp("js"))
+    shutil.copy(CLIENT, folder)
     return folder
 
 
@@ -45,13 +31,7 @@ def run(
     folder: Path, address: str, request: dict[str, object], cancel_after: int = 0
 ) -> tuple[list[dict], dict]:
     """The messages of one call, and its status."""
-    done = subprocess.run(
-        ["node", "client.mjs", str(ROOT), address, json.dumps(request), str(cancel_after)],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = node.run(folder, CLIENT.name, str(ROOT), address, json.dumps(request), str(cancel_after))
     assert done.returncode == 0, done.stderr
     *messages, last = [json.loads(line) for line in done.stdout.splitlines()]
     return messages, last["status"]
