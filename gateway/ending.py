@@ -15,7 +15,12 @@ from outrider.serving.open_calls import SHUTTING_DOWN
 
 Code = grpc.StatusCode
 
-_AT_THE_DOOR = (Code.INVALID_ARGUMENT, Code.NOT_FOUND, Code.RESOURCE_EXHAUSTED)
+_AT_THE_DOOR = (
+    Code.INVALID_ARGUMENT,
+    Code.UNAUTHENTICATED,
+    Code.NOT_FOUND,
+    Code.RESOURCE_EXHAUSTED,
+)
 
 
 class Outcome(Enum):

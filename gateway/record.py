@@ -15,12 +15,12 @@ import structlog
 from opentelemetry.trace import INVALID_SPAN, Span
 
 from gateway import spans
+from gateway.caller import Caller
 from gateway.ending import FINISHED, Ending, Outcome, judge
 from gateway.metrics import GatewayMetrics
 from gateway.requests import CheckedRequest
 from outrider.params import MAX_REQUEST_ID_BYTES
 from outrider.serving.deadline import Deadline
-from outrider.serving.errors import InvalidRequest
 from outrider.serving.tracing import Tracing, log_ids, to_metadata
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import sampling_pb2, target_pb2
@@ -31,7 +31,6 @@ _REASONS = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
     sampling_pb2.FINISH_REASON_LENGTH: "length",
 }
-_Context = Any  # grpc.aio.ServicerContext: generic over both message types
 
 
 class RequestRecords:
@@ -45,11 +44,11 @@ class RequestRecords:
         self.tracing = tracing
         self.log_text = log_text
 
-    def begin(self, request: pb.GenerateRequest | InvalidRequest, call: _Context) -> RequestRecord:
-        """A request has arrived, or bytes that are none."""
-        record = RequestRecord(self, request, call)
+    def begin(self, request: pb.GenerateRequest | Exception, caller: Caller) -> RequestRecord:
+        """A request has arrived, or what the door has found in its place."""
+        record = RequestRecord(self, request, caller)
         # A cancelled handler may be stuck in a yield; this runs all the same.
-        call.add_done_callback(lambda _: record.end(asyncio.CancelledError()))
+        caller.add_done_callback(lambda _: record.end(asyncio.CancelledError()))
         return record
 
 
@@ -60,14 +59,14 @@ class RequestRecord:
     """
 
     def __init__(
-        self, shared: RequestRecords, request: pb.GenerateRequest | InvalidRequest, call: _Context
+        self, shared: RequestRecords, request: pb.GenerateRequest | Exception, caller: Caller
     ) -> None:
         self._shared = shared
         self._metrics = shared.metrics
-        self._call = call
+        self._caller = caller
         self._started_s = self._last_token_s = time.perf_counter()
         self._first_token_s: float | None = None
-        self._patience_s: float | None = call.time_remaining()
+        self._patience_s: float | None = caller.time_remaining()
         self._ending: Ending | None = None
         self._fields: dict[str, object] = {}  # of the log line
         self._checked: CheckedRequest | None = None
@@ -84,7 +83,7 @@ class RequestRecord:
         with self._metrics.faults:
             if isinstance(request, pb.GenerateRequest):
                 self._fields["request_id"] = request.request_id[:MAX_REQUEST_ID_BYTES]
-            self._span = spans.start(shared.tracing, shared.model, request, call)
+            self._span = spans.start(shared.tracing, shared.model, request, caller)
             # Of the call's own task: whatever is logged on its way says whose it is.
             structlog.contextvars.bind_contextvars(
                 request_id=self._fields.get("request_id", ""), **log_ids(self._span)
@@ -96,6 +95,11 @@ class RequestRecord:
         with self._metrics.faults:
             return to_metadata(self._span)
         return ()
+
+    def identified(self, key: str) -> None:
+        """The caller has shown the key of this name; empty where none is needed."""
+        if key:
+            self._fields["key"] = key
 
     def checked(self, checked: CheckedRequest) -> None:
         """The request's values are in their limits."""
@@ -190,7 +194,7 @@ class RequestRecord:
         with self._metrics.faults:
             self._write_line(ending, facts)
         with self._metrics.faults:
-            spans.end(self._span, self._shared.model, ending, facts)
+            spans.end(self._span, self._shared.model, ending, facts, self._caller)
 
     def _judge(self, error: BaseException | None) -> Ending:
         complete = (
@@ -199,7 +203,7 @@ class RequestRecord:
         # A client that leaves behind the last message has its answer.
         if error is None or (complete and not isinstance(error, Exception)):
             return FINISHED
-        deadline = Deadline(self._patience_s, self._call.time_remaining())
+        deadline = Deadline(self._patience_s, self._caller.time_remaining())
         return judge(error, delivering=self._first_token_s is not None, deadline=deadline)
 
     def _observe(self, ending: Ending, seconds: float) -> None:

@@ -107,6 +107,39 @@ def check_prompt(
     return Prompt("token_ids.ids", token_ids=ids)
 
 
+@dataclass(frozen=True, slots=True)
+class TokenCaps:
+    """What the operator says of `max_tokens`; 0 for nothing."""
+
+    default: int = 0
+    """Of requests that do not say."""
+    most: int = 0
+
+    def with_key(self, most: int | None) -> TokenCaps:
+        """The same for a caller whose key has a cap of its own."""
+        caps = [cap for cap in (self.most, most) if cap]
+        return replace(self, most=min(caps, default=0))
+
+    def apply(self, stopping: StoppingParams) -> StoppingParams:
+        """`stopping` inside the cap. Raises InvalidRequest for what asks for more."""
+        most, asked = self.most, stopping.max_tokens
+        for name, value in (("max_tokens", asked), ("min_tokens", stopping.min_tokens)):
+            if most and value is not None and value > most:
+                raise InvalidRequest(
+                    f"stopping.{name}", f"must be at most {most} here, got {value}"
+                )
+        if asked is None and self.default:
+            asked = max(self.default, stopping.min_tokens)
+        if most:
+            asked = min(asked or most, most)
+        return replace(stopping, max_tokens=asked)
+
+
+def place_priority(asked: int, of_key: int | None) -> int:
+    """A request's priority. A key has one of its own, which its requests may lower only."""
+    return asked if of_key is None else max(-MAX_PRIORITY, of_key + min(0, asked))
+
+
 def fit_stopping(
     stopping: StoppingParams, prompt: Prompt, num_prompt_tokens: int, max_model_len: int
 ) -> StoppingParams:

@@ -12,10 +12,13 @@ from pathlib import Path
 import grpc
 import structlog
 
+from gateway.admission import Admission
+from gateway.inference import Inference, Limits, ServedModel
 from gateway.metrics import GatewayMetrics
 from gateway.record import RequestRecords
+from gateway.requests import TokenCaps
 from gateway.routing import TargetPool
-from gateway.servicer import InferenceServicer, ServedModel
+from gateway.servicer import InferenceServicer
 from gateway.tokenizer import ModelTokenizer
 from outrider.engine.fingerprints import token_table_hash
 from outrider.models.resolve import display_name, resolve
@@ -27,6 +30,7 @@ from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
 from outrider.serving.settings import GatewaySettings, SettingsError, split_addresses
 from outrider.serving.tracing import Tracing
+from outrider.serving.unread import UnreadStreams
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc
 
@@ -48,7 +52,8 @@ class GatewayService:
         self.registry = make_registry("gateway", self._tracing)
         self._metrics = GatewayMetrics(self.registry, self._target_states)
         self._targets: TargetPool | None = None
-        self._servicer: InferenceServicer | None = None
+        self._inference: Inference | None = None
+        self._unread = UnreadStreams(settings.stall_s)
         self._addresses = split_addresses(settings.targets)
         if not self._addresses:
             raise SettingsError("targets must name at least one address")
@@ -79,15 +84,18 @@ class GatewayService:
             set_healthy,
             max_message_bytes=settings.max_message_bytes,
         )
-        self._servicer = InferenceServicer(
+        self._inference = Inference(
             ServedModel(name, tokenizer),
             self._targets,
             RequestRecords(name, self._metrics, self._tracing, log_text=settings.log_text),
-            max_concurrent=settings.max_concurrent,
-            request_timeout_s=settings.request_timeout_s,
-            stall_s=settings.stall_s,
-            max_prompt_bytes=settings.max_prompt_bytes,
-            max_message_bytes=settings.max_message_bytes,
+            Admission(max_concurrent=settings.max_concurrent),
+            Limits(
+                max_prompt_bytes=settings.max_prompt_bytes,
+                max_message_bytes=settings.max_message_bytes,
+                default_timeout_s=settings.default_timeout_s,
+                max_timeout_s=settings.request_timeout_s,
+                caps=TokenCaps(settings.default_max_tokens, settings.max_tokens),
+            ),
         )
         set_healthy(False)
         self._targets.start()
@@ -99,20 +107,21 @@ class GatewayService:
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the Inference service."""
-        assert self._servicer is not None
-        inference_pb2_grpc.add_InferenceServicer_to_server(self._servicer, server)
+        assert self._inference is not None
+        servicer = InferenceServicer(self._inference, self._unread)
+        inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
 
     async def drain(self) -> None:
         """Refuse new requests; running ones end by themselves or with the grace time."""
-        assert self._servicer is not None
-        self._servicer.drain()
+        assert self._inference is not None
+        self._inference.drain()
 
     async def stop(self) -> None:
         """Cut the connections to the targets."""
         if self._targets is not None:
             await self._targets.close()
-        if self._servicer is not None:
-            self._servicer.close()
+        if self._inference is not None:
+            self._inference.close()
 
     def _target_states(self) -> dict[str, int]:
         return self._targets.states if self._targets else {"ready": 0, "unready": 0}

@@ -11,30 +11,25 @@ from typing import Any
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
+from gateway.caller import Caller
 from gateway.ending import Ending, Outcome
 from gateway.requests import CheckedRequest
 from outrider.params import MAX_REQUEST_ID_BYTES
-from outrider.serving.errors import InvalidRequest
 from outrider.serving.tracing import Tracing, remote_context
 from protos.outrider.v1 import inference_pb2 as pb
 
-_METHOD = "outrider.v1.Inference/Generate"
 _MAX_NAME = 80
 _MAX_INT = 2**63 - 1
-_FACTS = ("target", "moves", "rounds", "drafted", "accepted", "time_to_first_token_s")
+_FACTS = ("key", "target", "moves", "rounds", "drafted", "accepted", "time_to_first_token_s")
 """Of the record's, what is shown under our own names."""
 
 
 def start(
-    tracing: Tracing, served: str, request: pb.GenerateRequest | InvalidRequest, call: Any
+    tracing: Tracing, served: str, request: pb.GenerateRequest | Exception, caller: Caller
 ) -> Span:
     """The span of a request that has arrived; a child of the caller's, if that says so."""
-    attributes: dict[str, AttributeValue] = {
-        "rpc.system.name": "grpc",
-        "rpc.method": _METHOD,
-        "gen_ai.provider.name": "outrider",
-    }
-    name = _METHOD
+    attributes = caller.span_attributes() | {"gen_ai.provider.name": "outrider"}
+    name = caller.name
     if isinstance(request, pb.GenerateRequest):
         operation = "chat" if request.WhichOneof("input") == "chat" else "text_completion"
         model = request.model or served
@@ -46,7 +41,7 @@ def start(
         }
     return tracing.tracer.start_span(
         name,
-        context=remote_context(call.invocation_metadata()),
+        context=remote_context(caller.headers()),
         kind=SpanKind.SERVER,
         attributes=attributes,
     )
@@ -75,12 +70,12 @@ def describe(span: Span, checked: CheckedRequest) -> None:
     span.set_attributes(attributes)
 
 
-def end(span: Span, served: str, ending: Ending, facts: dict[str, Any]) -> None:
+def end(span: Span, served: str, ending: Ending, facts: dict[str, Any], caller: Caller) -> None:
     """The request is over; `facts` are its record's."""
     if not span.is_recording():
         return
     try:
-        span.set_attributes(_result(served, ending, facts))
+        span.set_attributes(caller.result_attributes(ending.code) | _result(served, ending, facts))
         if ending.error_type and ending.outcome is not Outcome.CANCELLED:
             span.set_status(Status(StatusCode.ERROR, ending.reason))
     finally:
@@ -89,7 +84,6 @@ def end(span: Span, served: str, ending: Ending, facts: dict[str, Any]) -> None:
 
 def _result(served: str, ending: Ending, facts: dict[str, Any]) -> dict[str, AttributeValue]:
     attributes: dict[str, AttributeValue] = {
-        "rpc.response.status_code": ending.code.name,
         "gen_ai.response.model": served,
         "gen_ai.response.finish_reasons": facts["finish_reasons"],
         "gen_ai.usage.output_tokens": facts["completion_tokens"],

@@ -21,7 +21,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_status import rpc_status
 
 from gateway.requests import CheckedRequest
-from outrider.params import StoppingParams
 from outrider.serving import wire
 from outrider.serving.channel import open_channel
 from outrider.serving.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
@@ -262,7 +261,7 @@ class TargetLink:
 
 
 def to_token_request(
-    checked: CheckedRequest, prompt_ids: Sequence[int], stopping: StoppingParams
+    checked: CheckedRequest, prompt_ids: Sequence[int], cache_salt: bytes
 ) -> pb.TokenRequest:
     """What a target sees of a request: ids and settings, no text and no stop strings."""
     answer = checked.params.answer
@@ -270,12 +269,13 @@ def to_token_request(
         request_id=checked.request_id,
         token_ids=prompt_ids,
         sampling=wire.sampling_to_proto(checked.params.sampling),
-        stopping=wire.stopping_to_proto(stopping, stop_strings=False),
+        stopping=wire.stopping_to_proto(checked.params.stopping, stop_strings=False),
         speculation=wire.speculation_to_proto(checked.params.speculation),
         logprobs=answer.logprobs,
         prompt_logprobs=answer.prompt_logprobs,
         n=answer.n,
         priority=checked.priority,
+        cache_salt=cache_salt,
     )
 
 

@@ -120,6 +120,13 @@ class GatewaySettings(_Checked):
     request_timeout_s: float = setting(
         3600.0, "Longest time of a request, whatever its client allows. 0: no limit.", low=0
     )
+    default_timeout_s: float = setting(
+        0.0, "Time of a request whose client names no deadline. 0: the longest.", low=0
+    )
+    max_tokens: int = setting(0, "Most tokens that a request may ask for. 0: no limit.", low=0)
+    default_max_tokens: int = setting(
+        0, "max_tokens of a request that does not say. 0: up to the context's end.", low=0
+    )
     stall_s: float = setting(30.0, "Seconds after which an unread stream is ended.", low=0.1)
     max_prompt_bytes: int = setting(1_048_576, "Most bytes of a prompt's text.", low=1)
     max_message_bytes: int = setting(

@@ -209,12 +209,11 @@ async def test_the_gateway_names_the_field_and_the_limit(tiny_folder: Path, kind
 async def test_a_client_that_leaves_frees_its_place(tiny_folder: Path) -> None:
     """Over the wire: long ones that wait hold up no short one, and cancelled ones wait no more."""
     async with gateway_with(tiny_folder, Script([5])) as (gateway, _):
-        servicer = gateway.service._servicer
         request = pb.TokenizeRequest(text="a b" * 330_000)
         calls = [gateway.stub.Tokenize(request, timeout=60) for _ in range(3)]
-        await until(lambda: servicer._num_running == 3)
+        await until(lambda: gateway.num_running == 3)
         assert (await gateway.ask(pb.GenerateRequest(text="hi"))).ids == [5]
         for call in calls:
             call.cancel()
-        await until(lambda: servicer._num_running == 0)
-        assert servicer._encoder._long._waiting_bytes == 0
+        await until(lambda: gateway.num_running == 0)
+        assert gateway.service._inference._encoder._long._waiting_bytes == 0

@@ -189,8 +189,7 @@ async def test_long_prompts_hold_up_no_short_one(tiny_folder: Path) -> None:
     """They are tokenized elsewhere: however many there are, a short one is answered at once."""
     released = threading.Event()
     async with gateway_with(tiny_folder, Script([5, 6, 7])) as (gateway, _):
-        servicer = gateway.service._servicer
-        tokenizer = servicer._tokenizer
+        tokenizer = gateway.service._inference.model.tokenizer
         encode = tokenizer.encode
 
         def slow(text: str) -> list[int]:
@@ -202,7 +201,7 @@ async def test_long_prompts_hold_up_no_short_one(tiny_folder: Path) -> None:
         request = pb.TokenizeRequest(text="a b" * 10_000)
         calls = [gateway.stub.Tokenize(request, timeout=15) for _ in range(6)]
         try:
-            await until(lambda: servicer._num_running == 6)
+            await until(lambda: gateway.num_running == 6)
             assert (await gateway.ask(pb.GenerateRequest(text="hi"), timeout_s=5)).ids == [5, 6, 7]
             assert not any(call.done() for call in calls)
         finally:

@@ -36,7 +36,7 @@ async def test_client_cancel_reaches_the_target(tiny_folder: Path, num_read: int
         call.cancel()
         await until(lambda: target.seen.running == 0, timeout_s=1)
         assert target.seen.cancelled == 1
-        await until(lambda: gateway.service._servicer._num_running == 0)
+        await until(lambda: gateway.num_running == 0)
 
 
 async def test_closing_the_channel_reaches_the_target(tiny_folder: Path) -> None:
@@ -259,7 +259,7 @@ async def test_a_reader_that_has_stopped_loses_its_stream(
             answer.add(await anext(stream))
             await until(lambda: target.seen.running == 0)
             assert target.seen.cancelled == 1
-            await until(lambda: gateway.service._servicer._num_running == 0, timeout_s=0.2)
+            await until(lambda: gateway.num_running == 0, timeout_s=0.2)
             script.ids = [5, 6]
             assert (await gateway.ask(REQUEST)).ids == [5, 6]
             if reads_on:
@@ -268,7 +268,7 @@ async def test_a_reader_that_has_stopped_loses_its_stream(
                         answer.add(response)
                 assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
                 assert answer.finish is None and 250 < len(answer.ids) < len(ids)
-        await until(lambda: not gateway.service._servicer._unread._aborts)
+        await until(lambda: not gateway.service._unread._aborts)
 
 
 async def test_a_slow_target_is_not_a_stalled_reader(tiny_folder: Path) -> None:

@@ -79,6 +79,6 @@ async def test_cancelled_requests_leave_nothing(stack: tuple[Gateway, Target]) -
         await asyncio.gather(*(leave_after(i % 7) for i in range(20)))
     scheduler = target.service.batcher.scheduler
     await until(lambda: not scheduler.running and scheduler.pool.num_used == 0)
-    await until(lambda: gateway.service._servicer._num_running == 0)
+    await until(lambda: gateway.num_running == 0)
     await until(lambda: len(asyncio.all_tasks()) <= before)
     assert (await target.status()).load.cancelled > 0

@@ -57,7 +57,7 @@ async def pool_of(
         await until(lambda: all(link.info is not None for link in links_of(gateway)))
         yield gateway, targets
         await until(lambda: not any(link.num_held for link in links_of(gateway)))
-        assert gateway.service._servicer._num_running == 0
+        assert gateway.num_running == 0
 
 
 def asked(targets: Sequence[ScriptedTarget]) -> list[int]:

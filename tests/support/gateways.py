@@ -126,6 +126,11 @@ class Gateway:
         """The client."""
         return inference_pb2_grpc.InferenceStub(self.channel)
 
+    @property
+    def num_running(self) -> int:
+        """Requests that hold a place, of any method."""
+        return self.service._inference._admission.num_running
+
     async def ask(self, request: pb.GenerateRequest, timeout_s: float = 10) -> Answer:
         """Read one answer to its end."""
         answer = Answer()
