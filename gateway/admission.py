@@ -80,7 +80,8 @@ class Admission:
         error = tenant.account.refusal() if tenant.account else None
         if error is None and self._num_running >= self._max_concurrent:
             return Overloaded(
-                f"the gateway serves {self._max_concurrent} requests at once (max_concurrent)",
+                f"the gateway serves {self._max_concurrent} requests at once (max_concurrent); "
+                f"try again in {_RETRY_AFTER_S} s",
                 _RETRY_AFTER_S,
             )
         return error
@@ -155,7 +156,7 @@ class _Account:
             return None
         shown_s = math.ceil(wait_s * 10) / 10
         return Overloaded(
-            f"the key {key.name} may have {limit}; try again in {shown_s:g} s", wait_s
+            f"the key {key.name} may have {limit}; try again in {shown_s:.1f} s", wait_s
         )
 
     def enter(self) -> None:

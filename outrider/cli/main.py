@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": ("outrider.cli.doctor", "doctor", "Say what is wrong here, in words."),
     "config": ("outrider.cli.config", "config", "Show all settings and where each is from."),
     "models": ("outrider.cli.models", "models", "Models that can be fetched by name."),
+    "keys": ("outrider.cli.keys", "keys", "API keys: make one, check and list their file."),
 }
 
 
