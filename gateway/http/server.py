@@ -1,0 +1,117 @@
+"""The HTTP port of the gateway: listens on the service's own event loop, drains, and ends everything.
+
+Of uvicorn only the protocol is used. Its server would look ten times a second whether it should
+end, and waits without end for clients that do not read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from typing import Any
+
+import uvicorn
+
+from gateway.http.connection import Connection, FrontState, Malformed
+
+MOST_CONNECTIONS = 768
+"""Each holds a file descriptor, of which a process has 1024 where nobody has said otherwise."""
+_IDLE_S = 75
+"""Longer than the load balancers that are common keep theirs, so that they are the ones to close."""
+_HEAD_BYTES = 16 * 1024
+_SEND_BUFFER_BYTES = 128 * 1024
+"""The kernel would give a client that does not read some megabytes; it counts this twice."""
+_HANDSHAKE_S = 10.0
+_ENDING_S = 1.0
+
+
+class HttpServer:
+    """A port that is open."""
+
+    def __init__(self, port: int, state: FrontState) -> None:
+        self.port = port
+        self._state = state
+
+    @property
+    def num_connections(self) -> int:
+        """Those that are open, and those that are about to close."""
+        return len(self._state.connections)
+
+    def drain(self) -> None:
+        """Close idle connections; others close behind their answer. New ones are still answered."""
+        self._state.draining = True
+        for connection in list(self._state.connections):
+            connection.shutdown()
+
+    async def end(self) -> None:
+        """Cut all connections and wait for what they have begun."""
+        for connection in list(self._state.connections):
+            connection.abort()
+        if self._state.tasks:
+            await asyncio.wait(self._state.tasks, timeout=_ENDING_S)
+
+
+@contextlib.asynccontextmanager
+async def serving_http(
+    app: Any,
+    host: str,
+    port: int,
+    *,
+    too_many: bytes,
+    malformed: Malformed,
+    tls: ssl.SSLContext | None = None,
+    most_connections: int = MOST_CONNECTIONS,
+) -> AsyncIterator[HttpServer]:
+    """Answer with the ASGI application `app` while the block runs. For the rest see `FrontState`.
+
+    Raises OSError for a port that is taken.
+    """
+    bound = _bind(host, port)
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http=Connection,
+        ws="none",
+        lifespan="off",
+        interface="asgi3",
+        log_config=None,
+        log_level="error",  # who sends what is no HTTP is no news
+        access_log=False,
+        timeout_keep_alive=_IDLE_S,
+        h11_max_incomplete_event_size=_HEAD_BYTES,
+    )
+    config.load()
+    state = FrontState(most_connections, too_many, malformed)
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(
+        lambda: Connection(config, state, {}, loop),
+        sock=bound,
+        backlog=config.backlog,
+        ssl=tls,
+        ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
+    )
+    server = HttpServer(bound.getsockname()[1], state)
+    try:
+        yield server
+    finally:
+        listener.close()
+        await server.end()
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+        bound.bind((host, port))
+    except OSError as error:
+        bound.close()
+        raise OSError(
+            f"cannot listen on {host}:{port} for HTTP: {error.strerror or error}; set http_port "
+            "to another one, or to -1 for none"
+        ) from error
+    return bound
