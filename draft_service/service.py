@@ -22,6 +22,7 @@ from outrider.serving.health import SetHealthy
 from outrider.serving.logs import configure_logging
 from outrider.serving.metrics import make_registry
 from outrider.serving.settings import DraftSettings, SettingsError
+from outrider.serving.tls_settings import server_tls
 from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc
 
@@ -52,6 +53,7 @@ class DraftService:
         self._tracing = tracing or Tracing.disabled()
         self.registry = make_registry("draft", self._tracing)
         self._metrics = DraftMetrics(self.registry, settings.device)
+        self.tls = server_tls(settings)
         self._make_proposer = proposer_factory or make_proposer
         self._proposer: Proposer | None = None
         self._servicer: DraftServicer | None = None

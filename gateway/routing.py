@@ -18,6 +18,7 @@ from gateway.target_client import Metadata, TargetCall, TargetInfo, TargetLink
 from outrider.serving.channel import MAX_MESSAGE_BYTES
 from outrider.serving.discovery import Names, Resolve, resolve
 from outrider.serving.errors import OutriderError, Overloaded, Unavailable
+from outrider.serving.tls import ClientTls
 from protos.outrider.v1 import target_pb2 as pb
 
 log = structlog.get_logger(__name__)
@@ -39,12 +40,17 @@ class TargetPool:
         resolve: Resolve = resolve,
         *,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        tls: ClientTls | None = None,
     ) -> None:
-        """`on_change(any target is ready)` is called when that may have changed."""
+        """`on_change(any target is ready)` is called when that may have changed.
+
+        tls: None for plain text to the targets.
+        """
         self._token_table_hash = token_table_hash
         self._on_change = on_change
         self._names = Names(addresses, resolve)
         self._max_message_bytes = max_message_bytes
+        self._tls = tls
         self._links: list[TargetLink] = []
         self._leaving: set[asyncio.Task[None]] = set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -136,6 +142,8 @@ class TargetPool:
                 self._token_table_hash,
                 lambda: self._on_change(self.ready),
                 max_message_bytes=self._max_message_bytes,
+                tls=self._tls,
+                server_name=self._names.host_of(address),
             )
             self._links.append(link)
             if self._tasks:  # started already

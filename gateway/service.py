@@ -29,6 +29,7 @@ from outrider.serving.metrics import make_registry
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
 from outrider.serving.settings import GatewaySettings, SettingsError, split_addresses
+from outrider.serving.tls_settings import client_tls, server_tls
 from outrider.serving.tracing import Tracing
 from outrider.serving.unread import UnreadStreams
 from protos.outrider.v1 import inference_pb2 as pb
@@ -54,6 +55,8 @@ class GatewayService:
         self._targets: TargetPool | None = None
         self._inference: Inference | None = None
         self._unread = UnreadStreams(settings.stall_s)
+        self.tls = server_tls(settings)
+        self._client_tls = client_tls(settings)
         self._addresses = split_addresses(settings.targets)
         if not self._addresses:
             raise SettingsError("targets must name at least one address")
@@ -83,6 +86,7 @@ class GatewayService:
             token_table,
             set_healthy,
             max_message_bytes=settings.max_message_bytes,
+            tls=self._client_tls,
         )
         self._inference = Inference(
             ServedModel(name, tokenizer),

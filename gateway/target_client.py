@@ -24,6 +24,8 @@ from gateway.requests import CheckedRequest
 from outrider.serving import wire
 from outrider.serving.channel import open_channel
 from outrider.serving.errors import InvalidRequest, OutriderError, Overloaded, Unavailable
+from outrider.serving.refusals import explain_refusal
+from outrider.serving.tls import ClientTls
 from protos.outrider.v1 import target_pb2 as pb
 from protos.outrider.v1 import target_pb2_grpc
 
@@ -101,7 +103,10 @@ class TargetLink:
         on_change: Callable[[], None],
         *,
         max_message_bytes: int,
+        tls: ClientTls | None = None,
+        server_name: str = "",
     ) -> None:
+        """tls, server_name: as of `open_channel`."""
         self.address = address
         self.info: TargetInfo | None = None
         """Set while the target is ready."""
@@ -117,6 +122,8 @@ class TargetLink:
         self._token_table_hash = token_table_hash
         self._on_change = on_change
         self._max_message_bytes = max_message_bytes
+        self._tls = tls
+        self._server_name = server_name
         self._task: asyncio.Task[None] | None = None
         self._expected_by = time.monotonic() + _START_S
         self._told = ""
@@ -124,7 +131,9 @@ class TargetLink:
         self._connect()
 
     def _connect(self) -> None:
-        self._channel = open_channel(self.address, self._max_message_bytes)
+        self._channel = open_channel(
+            self.address, self._max_message_bytes, tls=self._tls, server_name=self._server_name
+        )
         self._stub = target_pb2_grpc.TargetStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
 
@@ -199,15 +208,17 @@ class TargetLink:
                 await self._follow()
                 self._lost("the health stream ended")
             except grpc.aio.AioRpcError as error:
-                away = error.code() is grpc.StatusCode.UNAVAILABLE
-                self._lost(f"{error.code().name}: {error.details()}", away=away)
+                refusal = explain_refusal(error.details() or "", self._tls, self._server_name)
+                away = error.code() is grpc.StatusCode.UNAVAILABLE and not refusal
+                self._lost(refusal or f"{error.code().name}: {error.details()}", away=away)
             except Exception as error:  # whatever it is, the target must not go unwatched for ever
                 log.exception("following a target failed", address=self.address)
                 self._lost(f"unexpected {type(error).__name__}: {error}")
             # Many gateways must not come back in step.
             await asyncio.sleep(_RETRY_S * random.uniform(0.5, 1.5))
             if not self._num_calls:
-                # A new channel tries at once; the old one waits up to two seconds between attempts.
+                # A new channel tries at once, with TLS files as they are now; the old one waits up
+                # to two seconds between attempts.
                 await self._channel.close(None)
                 self._connect()
 

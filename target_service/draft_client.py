@@ -20,6 +20,8 @@ from outrider.engine.sparse_probs import SparseProbs
 from outrider.params import VerificationMode
 from outrider.serving.channel import open_channel
 from outrider.serving.errors import Incompatible
+from outrider.serving.refusals import explain_refusal
+from outrider.serving.tls import ClientTls
 from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2
 from target_service.draft_link import SequenceFacts, SequenceLink
 from target_service.draft_silence import Silence
@@ -58,7 +60,10 @@ class DraftClient:
         on_refused: Callable[[int], None],
         totals: DraftTotals,
         observer: Observer | None = None,
+        tls: ClientTls | None = None,
+        server_name: str = "",
     ) -> None:
+        """tls, server_name: as of `open_channel`."""
         self.address = address
         self.state = "connecting"
         self.reason = "not connected yet"
@@ -72,6 +77,7 @@ class DraftClient:
         self._on_refused = on_refused
         self._totals = totals
         self._observer = observer or Observer()
+        self._tls, self._server_name = tls, server_name
         self._links: dict[int, SequenceLink] = {}
         self._dirty: OrderedDict[int, SequenceLink] = OrderedDict()
         self._wake_writer = asyncio.Event()
@@ -183,6 +189,9 @@ class DraftClient:
 
     def _note_failure(self, error: Exception) -> None:
         self.reason, permanent = explain(error)
+        if isinstance(error, grpc.aio.AioRpcError):
+            refusal = explain_refusal(error.details() or "", self._tls, self._server_name)
+            self.reason = refusal or self.reason
         self.state = "refused" if permanent else "backoff"
         if self.reason != self._logged_reason:  # not at every attempt
             self._logged_reason = self.reason
@@ -191,7 +200,10 @@ class DraftClient:
     async def _connected(self) -> None:
         """One stream, from its Hello to its end."""
         self._was_ready = False
-        async with open_channel(self.address, tries_again=False) as channel:
+        channel = open_channel(
+            self.address, tries_again=False, tls=self._tls, server_name=self._server_name
+        )
+        async with channel:
             stream = draft_pb2_grpc.DraftStub(channel).Speculate()
             try:
                 self.peer = await shake_hands(stream, self._hello, self._listen_s)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from outrider.serving.discovery import Names, Resolve, resolve
+from outrider.serving.tls import ClientTls
 from protos.outrider.v1 import draft_pb2
 from target_service.draft_client import DraftClient
 from target_service.draft_link import DraftedSequence
@@ -26,12 +27,15 @@ class DraftHub:
         resolve: Resolve = resolve,
         totals: DraftTotals | None = None,
         observer: Observer | None = None,
+        tls: ClientTls | None = None,
     ) -> None:
+        """tls: None for plain text to the drafters."""
         self._names = Names(addresses, resolve)
         self._hello = hello
         self._on_arrival = on_arrival
         self._totals = DraftTotals() if totals is None else totals
         self._observer = observer or Observer()
+        self._tls = tls
         self._homes: dict[tuple[DraftClient, int], DraftedSequence] = {}
         self._homeless: dict[DraftedSequence, None] = {}
         self._num_opened = 0
@@ -136,6 +140,8 @@ class DraftHub:
             on_refused=lambda sequence_id: self._try_another(client, sequence_id),
             totals=self._totals,
             observer=self._observer,
+            tls=self._tls,
+            server_name=self._names.host_of(address),
         )
         return client
 

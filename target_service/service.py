@@ -26,6 +26,7 @@ from outrider.serving.metrics import make_registry
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
 from outrider.serving.settings import SettingsError, TargetSettings, split_addresses
+from outrider.serving.tls_settings import client_tls, server_tls
 from outrider.serving.tracing import Tracing
 from outrider_kernels.version import NOISE_VERSION
 from protos.outrider.v1 import draft_pb2, target_pb2_grpc
@@ -59,6 +60,8 @@ class TargetService:
         self._metrics = TargetMetrics(
             self.registry, self._observer, settings.max_draft_tokens, settings.device
         )
+        self.tls = server_tls(settings)
+        self._client_tls = client_tls(settings)
         self._device = DeviceThread("target-device")
         self._hub: DraftHub | None = None
         self.batcher: Batcher | None = None
@@ -93,6 +96,7 @@ class TargetService:
             arrived.set,
             totals=drafts,
             observer=self._observer,
+            tls=self._client_tls,
         )
         self.batcher = Batcher(
             Scheduler(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grpc
 
 from outrider.serving.settings import DEFAULT_MESSAGE_BYTES
+from outrider.serving.tls import ClientTls, channel_credentials
 
 MAX_MESSAGE_BYTES = DEFAULT_MESSAGE_BYTES
 """Limit of both directions of every hop, unless the setting `max_message_bytes` says otherwise."""
@@ -41,23 +42,44 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str
 
 
 def open_channel(
-    address: str, max_message_bytes: int = MAX_MESSAGE_BYTES, *, tries_again: bool = True
+    address: str,
+    max_message_bytes: int = MAX_MESSAGE_BYTES,
+    *,
+    tries_again: bool = True,
+    tls: ClientTls | None = None,
+    server_name: str = "",
 ) -> grpc.aio.Channel:
     """A channel that finds a dead peer within 15 s and tries again every 0.2 to 2 s.
 
     One that does not try again is for a caller that opens another in its own time.
+    tls: None for plain text. server_name: who the server's certificate must be for, where `address`
+    is what that name stands for; empty: the host in `address`.
     """
-    return grpc.aio.insecure_channel(address, options=_dial(max_message_bytes, tries_again))
+    options = _dial(max_message_bytes, tries_again, server_name if tls else "")
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    return grpc.aio.secure_channel(address, channel_credentials(tls), options=options)
 
 
-def open_blocking_channel(address: str, max_message_bytes: int = MAX_MESSAGE_BYTES) -> grpc.Channel:
+def open_blocking_channel(
+    address: str, max_message_bytes: int = MAX_MESSAGE_BYTES, *, tls: ClientTls | None = None
+) -> grpc.Channel:
     """The same for a program without an event loop."""
-    return grpc.insecure_channel(address, options=_dial(max_message_bytes, tries_again=True))
+    options = _dial(max_message_bytes, tries_again=True)
+    if tls is None:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, channel_credentials(tls), options=options)
 
 
-def _dial(max_message_bytes: int, tries_again: bool) -> list[tuple[str, int]]:
+def _dial(
+    max_message_bytes: int, tries_again: bool, server_name: str = ""
+) -> list[tuple[str, int | str]]:
     first_ms, longest_ms = (200, 2_000) if tries_again else (60_000, 60_000)
+    named: list[tuple[str, int | str]] = []
+    if server_name:
+        named.append(("grpc.ssl_target_name_override", server_name))
     return [
+        *named,
         *_limits(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", first_ms),
         ("grpc.min_reconnect_backoff_ms", first_ms),

@@ -24,8 +24,7 @@ async def resolve(address: str) -> set[str]:
 
     A name with addresses of both families counts by its IPv4 ones, so that no peer is met twice.
     """
-    host, _, port = address.rpartition(":")
-    host = host.strip("[]")
+    host, port = _host(address), address.rpartition(":")[2]
     if not host or _is_ip(host):
         return {address}
     loop = asyncio.get_running_loop()
@@ -49,7 +48,7 @@ class Names:
     @property
     def may_change(self) -> bool:
         """Whether any of them is a name, which may stand for others later."""
-        return any(not _is_ip(each.rpartition(":")[0].strip("[]")) for each in self._addresses)
+        return any(not _is_ip(_host(each)) for each in self._addresses)
 
     async def look_up(self) -> set[str]:
         """All that they stand for; a name that is not known now, for what it did before."""
@@ -58,6 +57,13 @@ class Names:
             if behind != {address} or address not in self._behind:
                 self._behind[address] = behind
         return set().union(*self._behind.values())
+
+    def host_of(self, address: str) -> str:
+        """The host by which this service was told of an address; its certificate is for that."""
+        for asked, behind in self._behind.items():
+            if address in behind:
+                return _host(asked)
+        return _host(address)
 
     async def follow(self, take: Callable[[set[str]], Awaitable[None]]) -> None:
         """Give `take` what they stand for, again and again. What fails is logged and tried anew:
@@ -68,6 +74,10 @@ class Names:
             except Exception as error:
                 log.error("discovery failed", addresses=self._addresses, exc_info=error)
             await asyncio.sleep(REFRESH_S)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]")
 
 
 def _is_ip(host: str) -> bool:

@@ -27,6 +27,8 @@ from outrider.serving.channel import server_options
 from outrider.serving.health import Health, SetHealthy
 from outrider.serving.interceptors import ErrorInterceptor
 from outrider.serving.open_calls import OpenCalls
+from outrider.serving.tls import ServerTls, server_credentials
+from outrider.serving.tls_settings import is_loopback
 from outrider.serving.tracing import Tracing
 
 log = structlog.get_logger(__name__)
@@ -45,6 +47,8 @@ class Service(Protocol):
     """Full protobuf names, for health and reflection."""
     registry: CollectorRegistry
     """Its metrics."""
+    tls: ServerTls | None
+    """Of its port; None: plain text."""
 
     @property
     def max_message_bytes(self) -> int:
@@ -120,7 +124,7 @@ async def listening(
             await health.publish()
             await service.start(health.set)
             server = _make_server(service, health, calls)
-            bound = _bind(server, host, port)
+            bound = _bind(server, host, port, service.tls)
             await server.start()
             health.started = True
             yield Listening(bound, admin_port, server, health, calls)
@@ -149,8 +153,11 @@ async def serve(service: Service, settings: ServerSettings, tracing: Tracing) ->
                     host=settings.host,
                     port=running.port,
                     metrics_port=running.admin_port or None,
+                    tls=service.tls is not None,
                     traced=tracing.enabled,
                 )
+                if service.tls is None and not is_loopback(settings.host):
+                    log.warning("other machines can reach this port, and it has no TLS")
                 await stop.wait()
                 await _drain(service, running, settings.grace_s)
         finally:
@@ -202,10 +209,13 @@ def _make_server(service: Service, health: Health, calls: OpenCalls) -> grpc.aio
     return server
 
 
-def _bind(server: grpc.aio.Server, host: str, port: int) -> int:
+def _bind(server: grpc.aio.Server, host: str, port: int, tls: ServerTls | None) -> int:
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
-        bound: int = server.add_insecure_port(address)
+        if tls is None:
+            bound: int = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, server_credentials(tls))
     except RuntimeError as error:  # its text speaks of gRPC's own variables, not of the cause
         raise OSError(
             f"cannot listen on {address}: the port is taken, or the address is not this machine's"

@@ -24,6 +24,10 @@ OTHER_VARIABLES = {
     "OUTRIDER_CACHE": "Folder of fetched and converted models. Unset: outrider in $XDG_CACHE_HOME "
     "or ~/.cache.",
     "OUTRIDER_ADDRESS": "Gateway that generate and chat ask, where --address does not say.",
+    "OUTRIDER_TLS_CA": "CA of the gateway that generate, chat and doctor ask, where --tls-ca does "
+    "not say.",
+    "OUTRIDER_TLS_CERT": "Certificate that they show to it, where --tls-cert does not say.",
+    "OUTRIDER_TLS_KEY": "Its key, where --tls-key does not say.",
     "OUTRIDER_CONFIG": "Settings file, where --config does not say.",
 }
 """Variables that belong to no service, and what they are for."""
@@ -136,6 +140,10 @@ class GatewaySettings(_Checked):
         high=LARGEST_MESSAGE_BYTES,
     )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
+    tls_cert: str = setting("", "PEM file of its certificate: TLS on its port. Empty: none.")
+    tls_key: str = setting("", "PEM file of that certificate's key.")
+    tls_client_ca: str = setting("", "PEM file of who signs its clients. Empty: all may call.")
+    tls_ca: str = setting("", "PEM file of who signs its targets: TLS to them. Empty: none.")
     log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)
     log_text: bool = setting(False, "Log prompts and answers too. They may be private.")
 
@@ -190,6 +198,10 @@ class TargetSettings(_Checked):
         high=LARGEST_MESSAGE_BYTES,
     )
     grace_s: float = setting(30.0, "Seconds that open streams get at shutdown.", low=0)
+    tls_cert: str = setting("", "PEM file of its certificate: TLS on its port. Empty: none.")
+    tls_key: str = setting("", "PEM file of that certificate's key.")
+    tls_client_ca: str = setting("", "PEM file of who signs its clients. Empty: all may call.")
+    tls_ca: str = setting("", "PEM file of who signs its drafters: TLS to them. Empty: none.")
     log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)
     trace_steps: bool = setting(False, "Where traces are on: a span for each step, too.")
 
@@ -226,4 +238,7 @@ class DraftSettings(_Checked):
         high=LARGEST_MESSAGE_BYTES,
     )
     grace_s: float = setting(5.0, "Seconds that calls get at shutdown.", low=0)
+    tls_cert: str = setting("", "PEM file of its certificate: TLS on its port. Empty: none.")
+    tls_key: str = setting("", "PEM file of that certificate's key.")
+    tls_client_ca: str = setting("", "PEM file of who signs its clients. Empty: all may call.")
     log_level: str = setting("info", "debug, info, warning or error.", choices=LOG_LEVELS)

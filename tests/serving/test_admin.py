@@ -29,6 +29,7 @@ class Slow:
 
     service_names = ("outrider.v1.Target",)
     max_message_bytes = 1 << 20
+    tls = None
 
     def __init__(self) -> None:
         self.registry: CollectorRegistry = make_registry("target", Tracing.disabled())
