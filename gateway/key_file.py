@@ -38,8 +38,9 @@ class KeyFile:
     once two looks saw the same, because somebody may be in the middle of writing at the first.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, poll_s: float = _POLL_S) -> None:
         self._path = path
+        self._poll_s = poll_s
         self._judged: bytes | str | None = None  # what was taken or refused last
 
     def load(self) -> Keys:
@@ -60,7 +61,7 @@ class KeyFile:
         """
         before = self._judged
         while True:
-            await asyncio.sleep(_POLL_S)
+            await asyncio.sleep(self._poll_s)
             try:
                 # On a thread: a folder that is on another machine may let us wait.
                 now = await asyncio.to_thread(_look, self._path)
