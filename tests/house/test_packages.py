@@ -43,6 +43,7 @@ def test_outrider_kernels_is_installed_by_its_own_name() -> None:
     [
         "outrider.cli.main",
         "outrider.cli.models",
+        "outrider.client",
         "outrider.params",
         "outrider.models.fetch",
         "outrider.serving.settings",
