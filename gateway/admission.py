@@ -188,7 +188,7 @@ class Tenant:
     cache_salt: bytes = b""
     """What keeps its cached prefixes from everybody else's."""
     priority: int | None = None
-    """Of its requests that name none, and the highest that they may name."""
+    """Of its requests, which may only lower it."""
     max_tokens: int | None = None
     """Most that a request may ask for."""
     account: _Account | None = field(default=None, repr=False, compare=False)

@@ -65,7 +65,7 @@ class ApiKey:
     name: str
     sha256: bytes = field(repr=False)
     priority: int | None = None
-    """Of its requests that name none, and the highest that they may name."""
+    """Of its requests, which may only lower it."""
     max_concurrent: int | None = None
     """Most requests at once."""
     requests_per_minute: int | None = None

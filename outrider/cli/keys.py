@@ -22,7 +22,7 @@ from outrider.text import one_line
 
 _KEY_BYTES = 32  # 256 bits, which is why a plain hash of them can lie around
 _HELP = {
-    "priority": "Of requests that name none, and the highest that they may name.",
+    "priority": "Of its requests, which may only lower it.",
     "max_concurrent": "Most requests at once.",
     "requests_per_minute": "Most requests that begin in a minute.",
     "tokens_per_minute": "Most tokens in a minute, of prompts and answers together.",
