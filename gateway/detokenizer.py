@@ -32,6 +32,11 @@ class Detokenizer(Protocol):
         """What was still waiting. Call once, after the last token."""
 
 
+def is_byte_token(token: str) -> bool:
+    """It stands for one byte and is spelled so, as in <0x0A>."""
+    return _BYTE_TOKEN.fullmatch(token) is not None
+
+
 def byte_of_char() -> dict[str, int]:
     """The GPT-2 table: printable bytes stand for themselves, the others for U+0100 and up."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -117,7 +122,7 @@ class WindowedDetokenizer:
         if token is None or token in self._special:
             return ""  # silent: the decoder leaves it out before it looks at neighbours
         self._window.append(token_id)
-        self._in_bytes = _BYTE_TOKEN.fullmatch(token) is not None
+        self._in_bytes = is_byte_token(token)
         if self._in_bytes:
             return ""
         text = self._decode(self._window)
@@ -157,7 +162,7 @@ class WindowedDetokenizer:
 
     def _is_text(self, index: int) -> bool:
         """A byte token is none: the bytes before it may belong to its character."""
-        return not _BYTE_TOKEN.fullmatch(self._token_of(self._window[index]) or "")
+        return not is_byte_token(self._token_of(self._window[index]) or "")
 
     def _cut_at(self, start: int) -> None:
         self._window = self._window[start:]

@@ -22,6 +22,7 @@ from gateway.detokenizer import (
     ByteTable,
     Detokenizer,
     WindowedDetokenizer,
+    is_byte_token,
 )
 from gateway.templates import ChatTemplate, TemplateRefused
 from gateway.token_sizes import TokenSizes
@@ -30,6 +31,7 @@ from outrider.model_error import ModelError
 _SPECIAL_NAMES = (
     "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
 )  # fmt: skip
+_SENTENCE_PIECE_BLANK = "\u2581"
 
 
 class TooLong(Exception):
@@ -44,18 +46,23 @@ class ModelTokenizer:
         raw: RawTokenizer,
         *,
         byte_level: bool,
+        blank: str = " ",
         template: ChatTemplate | None,
         vocab_size: int,
         max_model_len: int,
         sizes: TokenSizes | None,
     ) -> None:
-        """`load` makes one from a folder. sizes: None where nobody knows."""
+        """`load` makes one from a folder. sizes: None where nobody knows.
+
+        `blank` is what the vocabulary has in place of one.
+        """
         self.vocab_size = vocab_size
         """Ids that the model takes; may exceed the tokens that have a spelling."""
         self.max_model_len = max_model_len
         self._sizes = sizes
         self._raw = raw
         self._template = template
+        self._blank = blank
         self._special = frozenset(
             token.content for token in raw.get_added_tokens_decoder().values() if token.special
         )
@@ -74,6 +81,7 @@ class ModelTokenizer:
             return cls(
                 raw,
                 byte_level=_is_byte_level(raw_json.get("decoder")),
+                blank=_blank(raw_json.get("decoder")),
                 template=_load_template(folder, settings),
                 vocab_size=int(config["vocab_size"]),
                 max_model_len=int(config["max_position_embeddings"]),
@@ -124,6 +132,20 @@ class ModelTokenizer:
         """A token as the vocabulary spells it; empty for an id without one."""
         return self._raw.id_to_token(token_id) or ""
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """What a token stands for inside a text; of a special one its spelling.
+
+        May be part of a character; empty for an id without a token.
+        """
+        token = self.token(token_id)
+        if token in self._special:
+            return token.encode()
+        if self._byte_table is not None:
+            return self._byte_table[token_id]
+        if is_byte_token(token):
+            return bytes([int(token[3:-1], 16)])
+        return token.replace(self._blank, " ").encode()
+
     def detokenizer(self) -> Detokenizer:
         """A fresh one for one stream of ids."""
         if self._byte_table is not None:
@@ -149,6 +171,11 @@ def _is_byte_level(decoder: dict[str, Any] | None) -> bool:
     if decoder["type"] == "Sequence":
         return len(decoder["decoders"]) == 1 and _is_byte_level(decoder["decoders"][0])
     return bool(decoder["type"] == "ByteLevel")
+
+
+def _blank(decoder: dict[str, Any] | None) -> str:
+    """SentencePiece's mark for one if the decoder knows it, otherwise a blank."""
+    return _SENTENCE_PIECE_BLANK if _SENTENCE_PIECE_BLANK in repr(decoder) else " "
 
 
 def _load_template(folder: Path, settings: dict[str, Any]) -> ChatTemplate | None:
