@@ -208,9 +208,12 @@ class TargetLink:
                 await self._follow()
                 self._lost("the health stream ended")
             except grpc.aio.AioRpcError as error:
-                refusal = explain_refusal(error.details() or "", self._tls, self._server_name)
-                away = error.code() is grpc.StatusCode.UNAVAILABLE and not refusal
-                self._lost(refusal or f"{error.code().name}: {error.details()}", away=away)
+                details = error.details() or ""
+                refusal = explain_refusal(details, self._tls, self._server_name)
+                # Who refuses TLS is there. Without TLS one that hangs up may just have gone.
+                refused = self._tls is not None and bool(refusal)
+                away = error.code() is grpc.StatusCode.UNAVAILABLE and not refused
+                self._lost(f"{error.code().name}: {refusal or details}", away=away)
             except Exception as error:  # whatever it is, the target must not go unwatched for ever
                 log.exception("following a target failed", address=self.address)
                 self._lost(f"unexpected {type(error).__name__}: {error}")

@@ -191,7 +191,7 @@ class DraftClient:
         self.reason, permanent = explain(error)
         if isinstance(error, grpc.aio.AioRpcError):
             refusal = explain_refusal(error.details() or "", self._tls, self._server_name)
-            self.reason = refusal or self.reason
+            self.reason = f"{error.code().name}: {refusal}" if refusal else self.reason
         self.state = "refused" if permanent else "backoff"
         if self.reason != self._logged_reason:  # not at every attempt
             self._logged_reason = self.reason
