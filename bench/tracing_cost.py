@@ -21,9 +21,10 @@ from pathlib import Path
 import rotel
 
 from bench.ratios import ratio_of
-from outrider.cli.client import Client, Finish, Question
+from outrider.cli.client import Client, Question
 from outrider.cli.demo import free_ports
 from outrider.cli.stack import Stack
+from outrider.client.answers import Finish
 from outrider.params import GenerationParams, SamplingParams, StoppingParams
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.text import Text
 
-from outrider.cli.client import Chunk, Finish, PromptToken, Token
+from outrider.client.answers import Chunk, Finish, PromptToken, Token
 from outrider.text import for_terminal
 
 DRAFTED_STYLE = "green"

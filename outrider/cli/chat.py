@@ -21,9 +21,10 @@ from rich.console import Console
 
 from outrider.cli.answer_printer import show_text
 from outrider.cli.chat_session import ChatSession, CommandError, Quit, parse_drafts
-from outrider.cli.client import Chunk, Client, Finish
+from outrider.cli.client import Client
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, USAGE, report
-from outrider.cli.values import ADDRESS, SECONDS, TEXT
+from outrider.cli.values import ADDRESS, API_KEY, SECONDS, TEXT
+from outrider.client.answers import Chunk, Finish
 from outrider.text import is_text
 
 PROMPT = "> "
@@ -46,6 +47,14 @@ def _drafts(_: click.Context, __: click.Parameter, text: str) -> Any:
     help="The gateway.",
 )
 @click.option(
+    "--api-key",
+    type=API_KEY,
+    default=None,
+    envvar="OUTRIDER_API_KEY",
+    help="Key for a gateway that asks for one; other users of this machine may see it, but not "
+    "the variable.",
+)
+@click.option(
     "--model", type=TEXT, default="", help="A model's name. Empty: the gateway's only one."
 )
 @click.option("--system", type=TEXT, default=None, help="The turn before all others.")
@@ -62,14 +71,14 @@ def _drafts(_: click.Context, __: click.Parameter, text: str) -> Any:
 )
 @click.option("--max-tokens", type=click.IntRange(1, 2**32 - 1), default=512, show_default=True)
 @click.option("--timeout", "timeout_s", type=SECONDS, default=600.0, show_default=True)
-def chat(address: str, timeout_s: float, **settings: Any) -> None:
+def chat(address: str, api_key: str | None, timeout_s: float, **settings: Any) -> None:
     """Talk with the model. /help lists what else can be typed.
 
     The text of drafted tokens is green. Ctrl-C stops an answer, Ctrl-D leaves. Without a
     terminal each line of standard input is a turn, and the first failed answer ends the program.
     """
     session = ChatSession(**settings)
-    with Client(address) as client:
+    with Client(address, api_key=api_key) as client:
         status = Conversation(session, client, address, timeout_s).run()
     raise click.exceptions.Exit(status)
 

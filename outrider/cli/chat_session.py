@@ -12,7 +12,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from outrider.cli.client import Finish, Question
+from outrider.cli.client import Question
+from outrider.client.answers import Finish
 from outrider.params import (
     GenerationParams,
     SamplingParams,

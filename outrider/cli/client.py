@@ -1,6 +1,6 @@
 """A gateway as the command line sees it: plain options in, plain events out.
 
-Blocking calls on a plain channel; protobuf stays in this file.
+Blocking calls, which another thread can cancel; protobuf stays in this file.
 """
 
 from __future__ import annotations
@@ -9,71 +9,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from outrider.client.answers import Chunk, Finish
+from outrider.client.wire import chunk_from_proto, key_metadata
 from outrider.params import GenerationParams
 from outrider.serving.channel import open_blocking_channel
 from outrider.serving.settings import LARGEST_MESSAGE_BYTES
+from outrider.serving.tls import ClientTls
 from outrider.serving.wire import sampling_to_proto, speculation_to_proto, stopping_to_proto
 from protos.outrider.v1 import inference_pb2 as pb
-from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2
+from protos.outrider.v1 import inference_pb2_grpc
 
 _DETOKENIZE_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One generated token."""
-
-    id: int
-    drafted: bool
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class PromptToken:
-    """One token of the prompt; the first has no log-probability."""
-
-    id: int
-    logprob: float | None = None
-    top: tuple[tuple[int, float], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """A piece of one choice."""
-
-    index: int
-    text: str
-    tokens: tuple[Token, ...]
-    prompt_tokens: tuple[PromptToken, ...] = ()
-    """The prompt's next ones, when their log-probabilities were asked for."""
-
-    @property
-    def drafted(self) -> bool:
-        """The text is that of accepted drafts: a gateway puts tokens of one origin in a chunk."""
-        return bool(self.tokens) and all(token.drafted for token in self.tokens)
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The end of one choice."""
-
-    index: int
-    reason: str
-    prompt_tokens: int
-    completion_tokens: int
-    seed: int
-    rounds: int
-    drafted: int
-    accepted: int
-    accepted_per_position: tuple[int, ...] = ()
-    unused: dict[str, int] = field(default_factory=dict)
-    plain_steps: int = 0
-
-    @property
-    def proposed(self) -> int:
-        """What drafters sent: each token was drafted or not used."""
-        return self.drafted + sum(self.unused.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,9 +41,13 @@ class Question:
 class Client:
     """One gateway. Errors are grpc.RpcError."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(
+        self, address: str, *, api_key: str | None = None, tls: ClientTls | None = None
+    ) -> None:
+        """Raises SettingsError for certificates of no use."""
         # How long a prompt may be is the gateway's to say.
-        self._channel = open_blocking_channel(address, LARGEST_MESSAGE_BYTES)
+        self._channel = open_blocking_channel(address, LARGEST_MESSAGE_BYTES, tls=tls)
+        self._metadata = key_metadata(api_key)
         self._stub = inference_pb2_grpc.InferenceStub(self._channel)
         self._call: Any = None
 
@@ -109,20 +59,21 @@ class Client:
 
     def generate(self, question: Question, timeout_s: float | None) -> Iterator[Chunk | Finish]:
         """Events as they come. Leaving early cancels the request."""
-        call = self._call = self._stub.Generate(_to_proto(question), timeout=timeout_s)
+        call = self._call = self._stub.Generate(
+            _to_proto(question), timeout=timeout_s, metadata=self._metadata
+        )
         try:
             for message in call:
-                if message.HasField("chunk"):
-                    yield _chunk(message.chunk)
-                elif message.HasField("finish"):
-                    yield _finish(message.finish)
+                chunk = chunk_from_proto(message)
+                yield chunk.finish or chunk
         finally:
             call.cancel()
 
     def text_of(self, token_id: int) -> str:
         """What one token reads like by itself; that may be half a character."""
         request = pb.DetokenizeRequest(ids=[token_id], keep_special=True)
-        return str(self._stub.Detokenize(request, timeout=_DETOKENIZE_S).text)
+        response = self._stub.Detokenize(request, timeout=_DETOKENIZE_S, metadata=self._metadata)
+        return str(response.text)
 
     def cancel(self) -> None:
         """End the last `generate`, from any thread; it raises CANCELLED unless it has ended."""
@@ -148,35 +99,4 @@ def _to_proto(question: Question) -> pb.GenerateRequest:
         prompt_logprobs=question.prompt_logprobs,
         n=question.n,
         **source,
-    )
-
-
-def _chunk(message: pb.GenerateChunk) -> Chunk:
-    tokens = tuple(Token(token.id, token.drafted, *_scores(token)) for token in message.tokens)
-    prompt = tuple(PromptToken(token.id, *_scores(token)) for token in message.prompt_tokens)
-    return Chunk(message.index, message.text, tokens, prompt)
-
-
-def _scores(
-    token: sampling_pb2.GeneratedToken | sampling_pb2.PromptToken,
-) -> tuple[float | None, tuple[tuple[int, float], ...]]:
-    logprob = token.logprob if token.HasField("logprob") else None
-    return logprob, tuple((top.id, top.logprob) for top in token.top)
-
-
-def _finish(message: pb.GenerateFinish) -> Finish:
-    stats = message.speculation
-    reason = sampling_pb2.FinishReason.Name(message.reason)
-    return Finish(
-        index=message.index,
-        reason=reason.removeprefix("FINISH_REASON_").lower(),
-        prompt_tokens=message.usage.prompt_tokens,
-        completion_tokens=message.usage.completion_tokens,
-        seed=message.seed,
-        rounds=stats.rounds,
-        drafted=stats.drafted,
-        accepted=stats.accepted,
-        accepted_per_position=tuple(stats.accepted_per_position),
-        unused=dict(stats.unused),
-        plain_steps=stats.plain_steps,
     )

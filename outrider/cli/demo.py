@@ -25,9 +25,10 @@ from rich.console import Console
 from rich.table import Table
 
 from outrider.cli.answer_printer import show_text
-from outrider.cli.client import Chunk, Client, Finish, Question
+from outrider.cli.client import Client, Question
 from outrider.cli.stack import Stack, StackError
 from outrider.cli.terminal import adapt_streams
+from outrider.client.answers import Chunk, Finish
 from outrider.params import (
     GenerationParams,
     SamplingParams,

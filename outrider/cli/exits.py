@@ -16,6 +16,7 @@ BY_CODE = {
     grpc.StatusCode.UNIMPLEMENTED: NO_GATEWAY,
     grpc.StatusCode.INVALID_ARGUMENT: REFUSED,
     grpc.StatusCode.NOT_FOUND: REFUSED,
+    grpc.StatusCode.UNAUTHENTICATED: REFUSED,
     grpc.StatusCode.RESOURCE_EXHAUSTED: BUSY,
     grpc.StatusCode.DEADLINE_EXCEEDED: OUT_OF_TIME,
 }

@@ -12,9 +12,10 @@ import click
 import grpc
 
 from outrider.cli.answer_printer import AnswerPrinter
-from outrider.cli.client import Chunk, Client, Finish, Question
+from outrider.cli.client import Client, Question
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, report
-from outrider.cli.values import ADDRESS, SECONDS, TEXT
+from outrider.cli.values import ADDRESS, API_KEY, SECONDS, TEXT
+from outrider.client.answers import Chunk, Finish
 from outrider.params import (
     GenerationParams,
     SamplingParams,
@@ -43,6 +44,14 @@ def _names(enum: type[Any]) -> click.Choice[str]:
     show_default=True,
     envvar="OUTRIDER_ADDRESS",
     help="The gateway.",
+)
+@click.option(
+    "--api-key",
+    type=API_KEY,
+    default=None,
+    envvar="OUTRIDER_API_KEY",
+    help="Key for a gateway that asks for one; other users of this machine may see it, but not "
+    "the variable.",
 )
 @click.option(
     "--model", type=TEXT, default="", help="A model's name. Empty: the gateway's only one."
@@ -81,7 +90,9 @@ def _names(enum: type[Any]) -> click.Choice[str]:
     "--timeout", "timeout_s", type=SECONDS, default=600.0, show_default=True, help="Seconds."
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-def generate(prompt: str, timeout_s: float, address: str, as_json: bool, **given: Any) -> None:
+def generate(
+    prompt: str, timeout_s: float, address: str, api_key: str | None, as_json: bool, **given: Any
+) -> None:
     """Send PROMPT ("-": read it from standard input) and print the answer as it comes.
 
     On a terminal, the text of drafted tokens is green. Log-probabilities and a line about the
@@ -91,7 +102,7 @@ def generate(prompt: str, timeout_s: float, address: str, as_json: bool, **given
     if not is_text(text):
         raise click.UsageError("PROMPT must be text in UTF-8")
     question = _question(text, given)
-    with Client(address) as client:
+    with Client(address, api_key=api_key) as client:
         printer = AnswerPrinter(question.n or 1, client.text_of)
         began = time.monotonic()
         try:
@@ -158,5 +169,5 @@ def _show_json(event: Chunk | Finish) -> None:
 
 def _what_was_asked_for(fields: list[tuple[str, Any]]) -> dict[str, Any]:
     """Without log-probabilities where there are none."""
-    empty = {"logprob": None, "top": (), "prompt_tokens": ()}
+    empty = {"logprob": None, "top": (), "prompt_tokens": (), "finish": None}
     return {key: value for key, value in fields if key not in empty or value != empty[key]}

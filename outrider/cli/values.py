@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from outrider.client.wire import key_metadata
 from outrider.serving.settings import AddressError, check_address
 from outrider.text import is_text
 
@@ -39,6 +40,20 @@ class _Address(click.ParamType[str]):
         return str(value)
 
 
+class _ApiKey(click.ParamType[str]):
+    """What a header can carry."""
+
+    name = "key"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Refuse what no gateway can have given, without repeating it."""
+        try:
+            key_metadata(value)
+        except ValueError:
+            self.fail("must be printable ASCII, and not empty", param, ctx)
+        return str(value)
+
+
 class _Seconds(click.FloatRange):
     """A time that somebody can wait for."""
 
@@ -56,4 +71,5 @@ class _Seconds(click.FloatRange):
 
 TEXT = _Text()
 ADDRESS = _Address()
+API_KEY = _ApiKey()
 SECONDS = _Seconds(0, _LONGEST_S, min_open=True)

@@ -22,6 +22,7 @@ from outrider.client.wire import (
     Settings,
     detokenize_request,
     generate_request,
+    key_metadata,
     tokenize_request,
 )
 from outrider.serving.channel import open_channel
@@ -50,13 +51,10 @@ class Client:
     ) -> None:
         """`address` is host:port. Raises ValueError for what can be no address or key."""
         check_address(address)
-        if api_key is not None and not (api_key.isascii() and api_key.isprintable() and api_key):
-            raise ValueError("api_key must be printable ASCII, and not empty")
         self._address = address
         self._tls = tls
         self._retries = retries
-        # On each call, not on the channel: gRPC keeps call credentials for TLS alone.
-        self._metadata = (("authorization", f"Bearer {api_key}"),) if api_key else ()
+        self._metadata = key_metadata(api_key)
         self._channel: grpc.aio.Channel | None = None
 
     async def __aenter__(self) -> Client:

@@ -71,6 +71,16 @@ _FIELDS = {
 """Where a setting stands on the wire: message and field. The others stand in the request itself."""
 
 
+def key_metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+    """What a call carries. Raises ValueError for what no header can hold."""
+    if api_key is None:
+        return ()
+    if not (api_key and api_key.isascii() and api_key.isprintable()):
+        raise ValueError("api_key must be printable ASCII, and not empty")
+    # On each call, not on the channel: gRPC keeps call credentials for TLS alone.
+    return (("authorization", f"Bearer {api_key}"),)
+
+
 def generate_request(
     prompt: str | None,
     messages: Sequence[Mapping[str, str]] | None,

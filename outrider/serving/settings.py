@@ -24,6 +24,7 @@ OTHER_VARIABLES = {
     "OUTRIDER_CACHE": "Folder of fetched and converted models. Unset: outrider in $XDG_CACHE_HOME "
     "or ~/.cache.",
     "OUTRIDER_ADDRESS": "Gateway that generate and chat ask, where --address does not say.",
+    "OUTRIDER_API_KEY": "Key that generate and chat show, where --api-key does not say.",
     "OUTRIDER_TLS_CA": "CA of the gateway that generate, chat and doctor ask, where --tls-ca does "
     "not say.",
     "OUTRIDER_TLS_CERT": "Certificate that they show to it, where --tls-cert does not say.",
@@ -110,6 +111,8 @@ class GatewaySettings(_Checked):
 
     host: str = setting("127.0.0.1", "Address to listen on.")
     port: int = setting(50051, "Port of the gRPC front.", low=0, high=65535)
+    http_host: str = setting("127.0.0.1", "Address of the HTTP front, OpenAI's API.")
+    http_port: int = setting(8080, "Its port. 0: any free one. -1: none.", low=-1, high=65535)
     metrics_host: str = setting("127.0.0.1", "Address of metrics and probes over HTTP.")
     metrics_port: int = setting(
         9464,

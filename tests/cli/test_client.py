@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
-from outrider.cli.client import Chunk, Client, Question
+from outrider.cli.client import Client, Question
+from outrider.client.answers import Chunk
 from outrider.serving import channel
 from tests.support.relay import Relay
 from tests.support.scripted_gateway import ScriptedGateway, scripted_gateway

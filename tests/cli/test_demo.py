@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from outrider.cli import demo
-from outrider.cli.client import Finish
+from outrider.client.answers import Finish
 
 
 def answer(token_ids: list[int], seconds: float, drafted: int = 0, accepted: int = 0):

@@ -247,3 +247,36 @@ def test_numbers_that_the_wire_cannot_carry(flags: list[str]) -> None:
     result = CliRunner().invoke(generate, [*flags, "Hi"])
     assert result.exit_code == 2
     assert flags[0] in result.output
+
+
+def test_a_key_is_shown_with_every_call(gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the flag or the variable, also when the text of a token is asked for."""
+    script, address = gateway
+    assert ask(address, "--api-key", "flag", "--logprobs", "0", "Hello").exit_code == 0
+    assert len(script.keys) > 1 and set(script.keys) == {"Bearer flag"}
+    monkeypatch.setenv("OUTRIDER_API_KEY", "variable")
+    for command in (generate, chat):
+        arguments = ["Hello"] if command is generate else []
+        result = CliRunner().invoke(command, ["--address", address, *arguments], input="Hello\n")
+        assert result.exit_code == 0, result.output
+        assert script.keys[-1] == "Bearer variable"
+    monkeypatch.setenv("OUTRIDER_API_KEY", "")  # as if it were not set
+    assert ask(address, "Hello").exit_code == 0
+    assert script.keys[-1] is None
+
+
+def test_what_can_be_no_key_is_not_repeated(gateway) -> None:
+    """A key that was pasted wrong is wrong usage, and still a secret."""
+    _, address = gateway
+    result = ask(address, "--api-key", "s3cret\n", "Hello")
+    assert result.exit_code == 2
+    assert "printable ASCII" in result.stderr and "s3cret" not in result.output
+
+
+def test_a_missing_key_is_a_refusal(gateway) -> None:
+    """The status is that of a refused request, and the words are the gateway's."""
+    script, address = gateway
+    script.error, script.details = grpc.StatusCode.UNAUTHENTICATED, "no key"
+    result = ask(address, "Hello")
+    assert result.exit_code == 4
+    assert "UNAUTHENTICATED: no key" in result.stderr

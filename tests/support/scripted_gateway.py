@@ -27,6 +27,8 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
 
     def __init__(self) -> None:
         self.requests: list[pb.GenerateRequest] = []
+        self.keys: list[str | None] = []
+        """The authorization of every call."""
         self.words = ("Good ", "morning")
         self.unused: dict[str, int] = {}
         """Proposed tokens of each choice that no step verified, by reason."""
@@ -45,6 +47,7 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
     def Generate(self, request, context):
         """Play the script."""
         self.requests.append(request)
+        self.keys.append(dict(context.invocation_metadata()).get("authorization"))
         if self.error is not None:
             context.abort(self.error, self.details)
         ended = threading.Event()
@@ -76,6 +79,7 @@ class ScriptedGateway(inference_pb2_grpc.InferenceServicer):
 
     def Detokenize(self, request, context):
         """`<5>` for the id 5."""
+        self.keys.append(dict(context.invocation_metadata()).get("authorization"))
         return pb.DetokenizeResponse(text="".join(f"<{each}>" for each in request.ids))
 
 
