@@ -107,16 +107,14 @@ def print_table(ways: dict[str, Way]) -> dict[str, dict[str, float]]:
     base = figures["target"]
     for name in [name for name in ways if name != "target"]:
         figures[f"added by {name}"] = {key: figures[name][key] - base[key] for key in base}
-    print(
-        f"{'ms':16}{'first p50':>10}{'p99':>8}{'later p50':>11}{'p99':>8}{'gateway us/chunk':>18}"
-    )
+    print(f"{'ms':16}{'first p50':>10}{'p99':>8}{'later p50':>11}{'p99':>8}{'CPU us/chunk':>14}")
     for name, row in figures.items():
         cells = f"{row['first_p50']:10.2f}{row['first_p99']:8.2f}"
         cells += f"{row['chunk_p50']:11.2f}{row['chunk_p99']:8.2f}"
         if name in ways and name != "target":
             way = ways[name]
             row["cpu_us_per_chunk"] = way.gateway_cpu_s * 1e6 / (len(way.chunk) + len(way.first))
-            cells += f"{row['cpu_us_per_chunk']:18.0f}"
+            cells += f"{row['cpu_us_per_chunk']:14.0f}"
         print(f"{name:16}{cells}")
     return figures
 

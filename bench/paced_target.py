@@ -97,7 +97,7 @@ async def serve(folder: Path, ids: list[int], times: Path, interval_s: float) ->
         instance_id="paced",
     )
     server = grpc.aio.server(options=server_options())
-    states = health.aio.HealthServicer()
+    states = health.aio.HealthServicer()  # type: ignore[attr-defined]  # not in the stubs
     health_pb2_grpc.add_HealthServicer_to_server(states, server)
     with times.open("a") as file:
         target_pb2_grpc.add_TargetServicer_to_server(
