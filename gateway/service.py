@@ -6,13 +6,16 @@ makes the gateway NOT_SERVING, and requests are answered UNAVAILABLE with the re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import grpc
 import structlog
 
 from gateway.admission import Admission
+from gateway.http.app import HttpApp
+from gateway.http.server import HttpServer, serving_http
 from gateway.inference import Inference, Limits, ServedModel
 from gateway.metrics import GatewayMetrics
 from gateway.record import RequestRecords
@@ -23,12 +26,14 @@ from gateway.tokenizer import ModelTokenizer
 from outrider.engine.fingerprints import token_table_hash
 from outrider.models.resolve import display_name, resolve
 from outrider.serving.device import DeviceThread
-from outrider.serving.health import SetHealthy
+from outrider.serving.health import Health, SetHealthy
 from outrider.serving.logs import configure_logging
 from outrider.serving.metrics import make_registry
+from outrider.serving.open_calls import OpenCalls
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
 from outrider.serving.settings import GatewaySettings, SettingsError, split_addresses
+from outrider.serving.tls import ssl_context
 from outrider.serving.tls_settings import client_tls, server_tls
 from outrider.serving.tracing import Tracing
 from outrider.serving.unread import UnreadStreams
@@ -54,6 +59,7 @@ class GatewayService:
         self._metrics = GatewayMetrics(self.registry, self._target_states)
         self._targets: TargetPool | None = None
         self._inference: Inference | None = None
+        self._http: HttpServer | None = None
         self._unread = UnreadStreams(settings.stall_s)
         self.tls = server_tls(settings)
         self._client_tls = client_tls(settings)
@@ -115,10 +121,32 @@ class GatewayService:
         servicer = InferenceServicer(self._inference, self._unread)
         inference_pb2_grpc.add_InferenceServicer_to_server(servicer, server)
 
+    @contextlib.asynccontextmanager
+    async def serving_http(self, health: Health, calls: OpenCalls) -> AsyncIterator[int]:
+        """OpenAI's API, unless the setting says none."""
+        settings = self._settings
+        if settings.http_port < 0:
+            yield 0
+            return
+        assert self._inference is not None
+        app = HttpApp(
+            self._inference,
+            health,
+            calls,
+            max_body_bytes=settings.max_message_bytes,
+            stall_s=settings.stall_s,
+        )
+        tls = ssl_context(self.tls) if self.tls else None
+        async with serving_http(app, settings.http_host, settings.http_port, tls=tls) as server:
+            self._http = server
+            yield server.port
+
     async def drain(self) -> None:
         """Refuse new requests; running ones end by themselves or with the grace time."""
         assert self._inference is not None
         self._inference.drain()
+        if self._http is not None:
+            self._http.drain()
 
     async def stop(self) -> None:
         """Cut the connections to the targets."""

@@ -1,4 +1,4 @@
-"""The HTTP port of the gateway: listens on the service's own event loop, drains, and ends everything.
+"""The gateway's HTTP port: listens on the service's own event loop, drains, ends everything.
 
 Of uvicorn only the protocol is used. Its server would look ten times a second whether it should
 end, and waits without end for clients that do not read.
@@ -15,12 +15,13 @@ from typing import Any
 
 import uvicorn
 
-from gateway.http.connection import Connection, FrontState, Malformed
+from gateway.http.connection import Connection, FrontState
+from gateway.http.reply import refuse
 
 MOST_CONNECTIONS = 768
 """Each holds a file descriptor, of which a process has 1024 where nobody has said otherwise."""
 _IDLE_S = 75
-"""Longer than the load balancers that are common keep theirs, so that they are the ones to close."""
+"""Longer than common load balancers keep theirs, so that they are the ones to close."""
 _HEAD_BYTES = 16 * 1024
 _SEND_BUFFER_BYTES = 128 * 1024
 """The kernel would give a client that does not read some megabytes; it counts this twice."""
@@ -60,12 +61,10 @@ async def serving_http(
     host: str,
     port: int,
     *,
-    too_many: bytes,
-    malformed: Malformed,
     tls: ssl.SSLContext | None = None,
     most_connections: int = MOST_CONNECTIONS,
 ) -> AsyncIterator[HttpServer]:
-    """Answer with the ASGI application `app` while the block runs. For the rest see `FrontState`.
+    """Answer with the ASGI application `app` while the block runs. tls: None for none.
 
     Raises OSError for a port that is taken.
     """
@@ -84,7 +83,7 @@ async def serving_http(
         h11_max_incomplete_event_size=_HEAD_BYTES,
     )
     config.load()
-    state = FrontState(most_connections, too_many, malformed)
+    state = FrontState(most_connections, refuse)
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(
         lambda: Connection(config, state, {}, loop),

@@ -109,7 +109,9 @@ def running_stack(log: TextIO, console: Console) -> Iterator[str]:
     ports = free_ports(3)
     draft = DraftSettings(port=ports[2], metrics_port=-1)
     target = TargetSettings(port=ports[1], drafters=f"127.0.0.1:{ports[2]}", metrics_port=-1)
-    gateway = GatewaySettings(port=ports[0], targets=f"127.0.0.1:{ports[1]}", metrics_port=-1)
+    gateway = GatewaySettings(
+        port=ports[0], http_port=-1, targets=f"127.0.0.1:{ports[1]}", metrics_port=-1
+    )
     stack = Stack(lambda service, line: print(service, line, file=log, flush=True))
     signal.signal(signal.SIGTERM, _interrupt)
     with console.status("Starting gateway, target and draft ..."):

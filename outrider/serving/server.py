@@ -13,7 +13,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import grpc
 import structlog
@@ -67,6 +67,19 @@ class Service(Protocol):
         """Free everything. Called once, after the last call has ended."""
 
 
+@runtime_checkable
+class HttpFront(Protocol):
+    """A service that clients reach over HTTP too."""
+
+    def serving_http(
+        self, health: Health, calls: OpenCalls
+    ) -> contextlib.AbstractAsyncContextManager[int]:
+        """Take requests while the block runs; gives the bound port, 0 for none.
+
+        A drain waits for those that are among `calls`.
+        """
+
+
 class ServerSettings(Protocol):
     """What `serve` needs of a service's settings; see `settings.py`."""
 
@@ -99,6 +112,8 @@ class Listening:
     """The bound port, which differs from the asked one if that was 0."""
     admin_port: int
     """Where metrics and probes are; 0 for nowhere."""
+    http_port: int
+    """Where clients are served over HTTP; 0 for nowhere."""
     server: grpc.aio.Server
     health: Health
     calls: OpenCalls
@@ -115,7 +130,7 @@ async def listening(
     # Until it says otherwise a service is healthy once it has started.
     health, calls = Health(service.service_names), OpenCalls()
     server = None
-    async with contextlib.AsyncExitStack() as stack:
+    async with contextlib.AsyncExitStack() as stack, contextlib.AsyncExitStack() as fronts:
         admin_port = 0
         if admin is not None:
             app = AdminApp(health, service.registry)
@@ -125,10 +140,15 @@ async def listening(
             await service.start(health.set)
             server = _make_server(service, health, calls)
             bound = _bind(server, host, port, service.tls)
+            http_port = 0
+            if isinstance(service, HttpFront):
+                front = service.serving_http(health, calls)
+                http_port = await fronts.enter_async_context(front)
             await server.start()
             health.started = True
-            yield Listening(bound, admin_port, server, health, calls)
+            yield Listening(bound, admin_port, http_port, server, health, calls)
         finally:
+            await fronts.aclose()
             if server is not None:
                 await server.stop(0)
             await service.stop()
@@ -152,6 +172,7 @@ async def serve(service: Service, settings: ServerSettings, tracing: Tracing) ->
                     "listening",
                     host=settings.host,
                     port=running.port,
+                    **({"http_port": running.http_port} if running.http_port else {}),
                     metrics_port=running.admin_port or None,
                     tls=service.tls is not None,
                     traced=tracing.enabled,

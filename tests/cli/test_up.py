@@ -39,7 +39,7 @@ class Up:
         gateway, target, draft = free_ports(3)
         self.gateway = f"127.0.0.1:{gateway}"
         command = [sys.executable, "-m", "outrider", "up", f"--gateway-port={gateway}"]
-        command += [f"--target-port={target}", f"--draft-port={draft}"]
+        command += [f"--target-port={target}", f"--draft-port={draft}", "--gateway-http-port=0"]
         command += [f"--{each}-metrics-port=0" for each in ("gateway", "target", "draft")]
         command += arguments
         self.process = subprocess.Popen(

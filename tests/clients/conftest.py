@@ -34,7 +34,11 @@ def gateway_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stack.start(
             "gateway",
             GatewaySettings(
-                port=gateway, metrics_port=0, model=model, targets=f"127.0.0.1:{target}"
+                port=gateway,
+                http_port=0,
+                metrics_port=0,
+                model=model,
+                targets=f"127.0.0.1:{target}",
             ),
         )
         stack.wait_healthy(["gateway"], timeout_s=30)

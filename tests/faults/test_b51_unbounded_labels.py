@@ -130,7 +130,8 @@ async def test_nothing_that_clients_send_becomes_a_label(tiny_model: Path) -> No
 
 async def test_paths_of_the_admin_port_are_no_labels(tiny_model: Path) -> None:
     """Whoever asks for pages that there are not adds nothing to the one that there is."""
-    service = GatewayService(GatewaySettings(model=str(tiny_model), targets=f"{HOST}:1"))
+    settings = GatewaySettings(model=str(tiny_model), targets=f"{HOST}:1", http_port=-1)
+    service = GatewayService(settings)
     async with listening(service, HOST, 0, (HOST, 0)) as running:
         before = series(service.registry)
         for number in range(100):

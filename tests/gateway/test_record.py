@@ -199,7 +199,7 @@ async def test_a_request_that_the_shutdown_ends_has_failed(tiny_folder: Path) ->
     """Its client has not left: it is told UNAVAILABLE, and the line says so too."""
     with capture_logs() as lines:
         async with serving(Script([5] * 9, hang_after=2), target_status(tiny_folder)) as target:
-            settings = GatewaySettings(model=str(tiny_folder), targets=target.address)
+            settings = GatewaySettings(model=str(tiny_folder), targets=target.address, http_port=-1)
             service = GatewayService(settings)
             async with (
                 listening(service, "127.0.0.1", 0) as running,

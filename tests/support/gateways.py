@@ -16,8 +16,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from gateway.service import GatewayService
 from outrider.engine.fingerprints import token_table_hash
 from outrider.serving.channel import open_channel
-from outrider.serving.server import listening
+from outrider.serving.server import Listening, listening
 from outrider.serving.settings import GatewaySettings
+from outrider.serving.tls import ClientTls
 from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2, target_pb2
@@ -120,6 +121,7 @@ class Gateway:
     address: str
     channel: grpc.aio.Channel
     service: GatewayService
+    listening: Listening | None = None
 
     @property
     def stub(self) -> inference_pb2_grpc.InferenceStub:
@@ -162,16 +164,22 @@ class Gateway:
 
 @contextlib.asynccontextmanager
 async def gateway_on(
-    folder: Path, targets: Sequence[str], *, tracing: Tracing | None = None, **settings: object
+    folder: Path,
+    targets: Sequence[str],
+    *,
+    tracing: Tracing | None = None,
+    tls: ClientTls | None = None,
+    **settings: object,
 ) -> AsyncIterator[Gateway]:
-    """A gateway for this folder, without waiting for its targets."""
+    """A gateway for this folder, without waiting for its targets. tls: how the test asks it."""
+    chosen = {"http_port": -1} | settings
     service = GatewayService(
-        GatewaySettings(model=str(folder), targets=",".join(targets), **settings), tracing
+        GatewaySettings(model=str(folder), targets=",".join(targets), **chosen), tracing
     )
     async with listening(service, "127.0.0.1", 0) as running:
         address = f"127.0.0.1:{running.port}"
-        async with open_channel(address) as channel:
-            yield Gateway(address, channel, service)
+        async with open_channel(address, tls=tls) as channel:
+            yield Gateway(address, channel, service, running)
 
 
 @contextlib.asynccontextmanager

@@ -42,6 +42,7 @@ class ServiceProcess:
         self.process = process
         self.port = 0
         self.metrics_port = 0
+        self.http_port = 0
         self._log = log
 
     @property
@@ -78,6 +79,7 @@ class ServiceProcess:
         """Return when it takes calls; its ports are known from then on."""
         event = await self.wait_event("listening", timeout_s)
         self.port, self.metrics_port = event["port"], event["metrics_port"]
+        self.http_port = event.get("http_port", 0)
 
     async def wait_serving(self, timeout_s: float = START_S) -> None:
         """Return when its health is SERVING."""
@@ -129,6 +131,7 @@ def spawn(
     """Start `outrider SERVICE` on a free port, with these settings as flags; returns at once."""
     flags = {"port": 0, "metrics_port": 0, "threads": 1} | settings
     if service == "gateway":
+        flags = {"http_port": 0} | flags
         del flags["threads"]
     clean = {
         n: value for n, value in os.environ.items() if not n.startswith(("OUTRIDER_", "OTEL_"))

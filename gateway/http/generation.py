@@ -1,0 +1,81 @@
+"""The two ways over HTTP to ask for text: a body in OpenAI's words in, events or one answer out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+
+from starlette.types import Receive
+
+from gateway.http.body import Bodies
+from gateway.http.caller import HttpCaller
+from gateway.http.reply import Reply
+from gateway.http.to_answer import About, ChatAnswer, CompletionAnswer
+from gateway.http.to_request import ParsedRequest
+from gateway.inference import Inference
+from outrider.params import InvalidParam
+from outrider.serving.errors import DeadlinePassed, OutriderError
+
+
+class Generation:
+    """One of the two."""
+
+    def __init__(
+        self,
+        inference: Inference,
+        bodies: Bodies,
+        parse: Callable[[bytes], ParsedRequest],
+        answer: type[ChatAnswer] | type[CompletionAnswer],
+    ) -> None:
+        self._inference = inference
+        self._bodies = bodies
+        self._parse = parse
+        self._answer = answer
+
+    async def __call__(self, caller: HttpCaller, receive: Receive, reply: Reply) -> None:
+        """Raises OutriderError and InvalidParam, also when the answer has begun."""
+        try:
+            parsed = await self._read(caller, receive)
+        except (OutriderError, InvalidParam) as error:
+            await self._refuse(error, caller)
+            return
+        caller.connection.read_on()
+        model = self._inference.model
+        about = About(caller.request_id, model.name, model.tokenizer, int(time.time()))
+        answer = self._answer(parsed, about)
+        responses = self._inference.generate(parsed.request, caller)
+        async with _in_time(caller), contextlib.aclosing(responses):
+            if not parsed.stream:
+                whole = answer.whole([response async for response in responses])
+                await reply.whole(200, {"content-type": "application/json"}, whole)
+                return
+            async for response in responses:
+                await reply.events(answer.chunks(response))
+            await reply.end_events(answer.final())
+
+    async def _read(self, caller: HttpCaller, receive: Receive) -> ParsedRequest:
+        """Whoever is refused whatever the body says is so before it is read."""
+        error = self._inference.refuse_early(caller) or caller.invalid
+        if error is not None:
+            raise error
+        async with _in_time(caller), self._bodies.read(caller, receive) as body:
+            parsed = self._parse(body)
+        parsed.request.request_id = caller.request_id
+        return parsed
+
+    async def _refuse(self, error: OutriderError | InvalidParam, caller: HttpCaller) -> None:
+        """Through the core, which keeps account of every request, and raises it again."""
+        async for _ in self._inference.generate(error, caller):
+            pass
+
+
+@contextlib.asynccontextmanager
+async def _in_time(caller: HttpCaller) -> AsyncIterator[None]:
+    """Raises DeadlinePassed when the client's own deadline passes."""
+    try:
+        async with asyncio.timeout(caller.time_remaining()):
+            yield
+    except TimeoutError:
+        raise DeadlinePassed("the time that X-Request-Timeout gives is over") from None
