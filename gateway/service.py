@@ -6,6 +6,7 @@ makes the gateway NOT_SERVING, and requests are answered UNAVAILABLE with the re
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from gateway.admission import Admission
 from gateway.http.app import HttpApp
 from gateway.http.server import HttpServer, serving_http
 from gateway.inference import Inference, Limits, ServedModel
+from gateway.key_file import KeyFile
 from gateway.metrics import GatewayMetrics
 from gateway.record import RequestRecords
 from gateway.requests import TokenCaps
@@ -60,6 +62,7 @@ class GatewayService:
         self._targets: TargetPool | None = None
         self._inference: Inference | None = None
         self._http: HttpServer | None = None
+        self._following: asyncio.Task[None] | None = None
         self._unread = UnreadStreams(settings.stall_s)
         self.tls = server_tls(settings)
         self._client_tls = client_tls(settings)
@@ -98,7 +101,7 @@ class GatewayService:
             ServedModel(name, tokenizer),
             self._targets,
             RequestRecords(name, self._metrics, self._tracing, log_text=settings.log_text),
-            Admission(max_concurrent=settings.max_concurrent),
+            self._admission(),
             Limits(
                 max_prompt_bytes=settings.max_prompt_bytes,
                 max_message_bytes=settings.max_message_bytes,
@@ -110,6 +113,15 @@ class GatewayService:
         set_healthy(False)
         self._targets.start()
         log.info("tokenizer is loaded", model=name, folder=str(folder))
+
+    def _admission(self) -> Admission:
+        settings = self._settings
+        file = KeyFile(Path(settings.api_keys)) if settings.api_keys else None
+        keys = file.load() if file else None
+        admission = Admission(max_concurrent=settings.max_concurrent, keys=keys)
+        if file:
+            self._following = asyncio.create_task(file.follow(admission.take_keys), name="api keys")
+        return admission
 
     def _load(self) -> tuple[Path, ModelTokenizer, bytes]:
         folder = resolve(self._settings.model, weights=False)
@@ -150,6 +162,8 @@ class GatewayService:
 
     async def stop(self) -> None:
         """Cut the connections to the targets."""
+        if self._following is not None:
+            self._following.cancel()
         if self._targets is not None:
             await self._targets.close()
         if self._inference is not None:

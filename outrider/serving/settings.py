@@ -127,6 +127,7 @@ class GatewaySettings(_Checked):
     request_timeout_s: float = setting(
         3600.0, "Longest time of a request, whatever its client allows. 0: no limit.", low=0
     )
+    api_keys: str = setting("", "TOML file of the API keys that may ask. Empty: anybody may.")
     default_timeout_s: float = setting(
         0.0, "Time of a request whose client names no deadline. 0: the longest.", low=0
     )
