@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import pytest
 
-from outrider.client import Choice, Client, InvalidRequest, NotFound, Unavailable
+from outrider.client import (
+    Answer,
+    Choice,
+    Client,
+    ClientTls,
+    Finish,
+    InvalidRequest,
+    NotFound,
+    Retries,
+    Unavailable,
+)
 from protos.outrider.v1 import sampling_pb2
+from tests.support.certificates import Authority
 from tests.support.gateways import MAX_MODEL_LEN, VOCAB_SIZE, gateway_on, gateway_with
 from tests.support.played_gateway import chunk, finish, played_gateway
 from tests.support.scripted_gateway import scripted_gateway
@@ -218,11 +230,22 @@ async def test_an_answer_without_its_end_is_no_answer() -> None:
 
 def test_no_protobuf_in_what_a_program_holds() -> None:
     """Values are plain, so that they can be compared, kept and printed."""
-    from dataclasses import asdict, fields
-
-    from outrider.client import Answer, Finish
-
     end = Finish(0, "stop", 1, 1, 7, 0, 0, 0)
     answer = Answer((Choice("a", (), end),))
     assert asdict(answer)["choices"][0]["finish"]["seed"] == 7
     assert {field.name for field in fields(end)} >= {"reason", "seed", "accepted"}
+
+
+async def test_tls(tiny_folder: Path, tmp_path: Path) -> None:
+    """A gateway that the given authority has signed is asked, another one is not there."""
+    ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
+    pair = ours.issue("gateway")
+    tls = ClientTls(ours.ca)
+    settings = {"tls_cert": str(pair.cert), "tls_key": str(pair.key)}
+    async with gateway_with(tiny_folder, Script(IDS), tls=tls, **settings) as (gateway, _):
+        async with Client(gateway.address, tls=tls) as client:
+            assert (await client.generate("x")).choices[0].token_ids == tuple(IDS)
+        once = Retries(attempts=1)
+        async with Client(gateway.address, tls=ClientTls(theirs.ca), retries=once) as client:
+            with pytest.raises(Unavailable, match="(?i)certificate"):
+                await client.generate("x")
