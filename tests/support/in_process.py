@@ -8,8 +8,10 @@ from pathlib import Path
 
 import grpc
 
+from outrider.serving.channel import open_channel
 from outrider.serving.server import Listening, listening
 from outrider.serving.settings import TargetSettings
+from outrider.serving.tls import ClientTls
 from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 from target_service.service import TargetService
@@ -92,11 +94,12 @@ async def running_target(
     *,
     tracing: Tracing | None = None,
     admin: bool = False,
+    tls: ClientTls | None = None,
     **settings: object,
 ) -> AsyncIterator[Target]:
     """A target on a free port; at the end its pool must be whole and at its baseline.
 
-    admin: serve metrics over HTTP too.
+    admin: serve metrics over HTTP too. tls: how the test itself asks.
     """
     chosen = {"threads": 1, "kv_tokens": 4096} | settings
     service = TargetService(
@@ -105,7 +108,7 @@ async def running_target(
     )
     async with listening(service, HOST, 0, (HOST, 0) if admin else None) as server:
         address = f"{HOST}:{server.port}"
-        async with grpc.aio.insecure_channel(address) as channel:
+        async with open_channel(address, tls=tls) as channel:
             yield Target(service, channel, address, server)
             assert service.batcher is not None
             assert service.batcher.scheduler.check_integrity() == []

@@ -17,6 +17,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from outrider.serving.channel import server_options
 from outrider.serving.errors import OutriderError
 from outrider.serving.interceptors import ErrorInterceptor
+from outrider.serving.tls import ServerTls, server_credentials
 from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 
 SERVICE = target_pb2.DESCRIPTOR.services_by_name["Target"].full_name
@@ -195,13 +196,17 @@ async def serving(
     status: target_pb2.TargetGetStatusResponse,
     *,
     port: int = 0,
+    tls: ServerTls | None = None,
 ) -> AsyncIterator[ScriptedTarget]:
     """A scripted target on a loopback port, healthy from the start."""
     target = ScriptedTarget(script, status)
     server = target.server
     target_pb2_grpc.add_TargetServicer_to_server(target, server)
     health_pb2_grpc.add_HealthServicer_to_server(target.health, server)
-    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    if tls is None:
+        bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    else:
+        bound = server.add_secure_port(f"127.0.0.1:{port}", server_credentials(tls))
     target.address = f"127.0.0.1:{bound}"
     await target.set_serving(True)
     await server.start()
