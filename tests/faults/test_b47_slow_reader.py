@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -107,15 +107,17 @@ class Reader:
         assert self.finished
 
 
-async def speed_of(target: Target, sizes: Sizes, expected: list[list[int]]) -> float:
-    """Tokens a second of the readers that read at once."""
-    streams = [TimedStream() for _ in range(sizes.num_normal)]
+async def speed_of(
+    target: Target, sizes: Sizes, numbers: Sequence[int], expected: list[list[int]]
+) -> float:
+    """Tokens a second of a stream, of those requests at once whose readers read at once."""
+    streams = [TimedStream() for _ in numbers]
     started_s = time.monotonic()
     async with asyncio.TaskGroup() as group:
-        for i, stream in enumerate(streams):
+        for i, stream in zip(numbers, streams, strict=True):
             group.create_task(stream.run(target.stub, request_of(i, sizes.num_tokens), 300))
-    assert [stream.ids for stream in streams] == expected[: sizes.num_normal]
-    return sizes.num_normal * sizes.num_tokens / (time.monotonic() - started_s)
+    assert [stream.ids for stream in streams] == [expected[i] for i in numbers]
+    return sizes.num_tokens / (time.monotonic() - started_s)
 
 
 def prompts_running(target: Target) -> set[tuple[int, ...]]:
@@ -145,8 +147,10 @@ async def check_cut_off(reading: Awaitable[None], reader: Reader, ids: list[int]
 
 
 async def check(model: Path, sizes: Sizes) -> float:
-    """The whole story; returns the normal readers' speed as a share of what it is alone."""
+    """The whole story; returns the normal readers' speed as a share of what it is without those
+    who are slow or stay away. The one that reads on has a claim to its part of every step."""
     count = sizes.num_normal + sizes.num_slow + sizes.num_stalled
+    normal, resumed = range(sizes.num_normal), count - sizes.num_stalled
     async with contextlib.AsyncExitStack() as stack:
         target = await stack.enter_async_context(
             running_target(
@@ -159,7 +163,7 @@ async def check(model: Path, sizes: Sizes) -> float:
         )
         everybody = [request_of(i, sizes.num_tokens) for i in range(count)]
         expected = await asyncio.gather(*(target.ids(each, 300) for each in everybody))
-        alone = await speed_of(target, sizes, expected)
+        alone = await speed_of(target, sizes, [*normal, resumed], expected)
         others = [
             await stack.enter_async_context(Reader(target.address, each))
             for each in everybody[sizes.num_normal :]
@@ -170,13 +174,13 @@ async def check(model: Path, sizes: Sizes) -> float:
                 await reader.read()
         slowly = [asyncio.create_task(each.read_slowly(sizes.slow_read_s)) for each in slow]
         stalled_s = time.monotonic()
-        beside = asyncio.create_task(speed_of(target, sizes, expected))
+        beside = asyncio.create_task(speed_of(target, sizes, normal, expected))
         await asyncio.sleep(stalled_s + sizes.resumed_after_s - time.monotonic())
         assert max(undelivered_bytes(target, stalled)) < MAX_STALLED_BYTES
 
         back, *gone = stalled
         await back.read_all()
-        assert back.ids == expected[count - sizes.num_stalled]
+        assert back.ids == expected[resumed]
         share = await beside / alone
 
         async def cut_off() -> bool:
