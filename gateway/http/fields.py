@@ -57,7 +57,7 @@ class RequestObject(BaseModel):
         known = {}
         for name, given in value.items():
             if name in cls.unsupported:
-                _check_neutral(name, given, cls.unsupported[name])
+                check_neutral(given, cls.unsupported[name], name)
             elif name in cls.model_fields:
                 known[name] = given
             else:  # here, because pydantic would collect all of them first
@@ -73,19 +73,27 @@ class RequestObject(BaseModel):
     def _add_unsupported(cls, schema: JsonDict) -> None:
         properties = schema.setdefault("properties", {})
         assert isinstance(properties, dict)
-        for name, neutral in cls.unsupported.items():
-            properties[name] = {
-                "enum": list(neutral),  # type: ignore[arg-type]  # they are JSON
-                "description": "Not supported: only values that ask for nothing are taken.",
-            }
+        properties.update(unsupported_properties(cls.unsupported))
 
 
-def _check_neutral(name: str, given: object, neutral: Neutral) -> None:
+def unsupported_properties(unsupported: Mapping[str, Neutral]) -> JsonDict:
+    """Their JSON schemas."""
+    return {
+        name: {
+            "enum": list(neutral),  # type: ignore[arg-type]  # they are JSON
+            "description": "Not supported: only values that ask for nothing are taken.",
+        }
+        for name, neutral in unsupported.items()
+    }
+
+
+def check_neutral(given: object, neutral: Neutral, *name: str | int) -> None:
+    """Raise for a value that asks for something."""
     # The types too: True == 1.
     if any(type(given) is type(each) and given == each for each in neutral):
         return
     others = " or ".join(json.dumps(each) for each in neutral if each is not None)
-    raise problem("is not supported" + (f", except as {others}" if others else ""), name)
+    raise problem("is not supported" + (f", except as {others}" if others else ""), *name)
 
 
 def _list_of_stops(value: object) -> object:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema
+from pydantic import Field
 
+from gateway.http.content import Content
 from gateway.http.fields import (
     MAX_UINT32,
     LogitBias,
@@ -19,7 +20,6 @@ from gateway.http.fields import (
     RequestObject,
     Stops,
     TokenId,
-    problem,
 )
 from gateway.requests import MAX_MESSAGES
 from outrider.params import MAX_CHOICES, MAX_LOGPROBS, MAX_PRIORITY, MAX_SEED, MAX_STOP_TOKEN_IDS
@@ -104,52 +104,12 @@ class GenerationRequest(RequestObject):
     """How drafts may be used."""
 
 
-class TextPart(RequestObject):
-    """A piece of a message's text."""
-
-    type: Literal["text"]
-    """Other kinds are not supported."""
-    text: str
-    """The piece."""
-
-    unsupported: ClassVar[Mapping[str, Neutral]] = {
-        "image_url": (None,),
-        "input_audio": (None,),
-        "file": (None,),
-        "refusal": (None,),
-    }
-
-
-def _parts(value: object) -> object:
-    if isinstance(value, str):
-        return [TextPart.model_construct(type="text", text=value)]
-    if not isinstance(value, list):
-        raise problem("must be a string or a list of text parts")
-    return value
-
-
 class Message(RequestObject):
     """One turn of a chat."""
 
     role: Literal["system", "developer", "user", "assistant"]
     """`developer` is another word for `system`."""
-    content: Annotated[
-        list[TextPart],
-        Field(min_length=1, fail_fast=True),
-        BeforeValidator(_parts),
-        WithJsonSchema(
-            {
-                "anyOf": [
-                    {"type": "string"},
-                    {
-                        "type": "array",
-                        "items": TextPart.model_json_schema(),
-                        "minItems": 1,
-                    },
-                ]
-            }
-        ),
-    ]
+    content: Content
     """What was said: a string, or parts that are put together as they stand."""
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {
@@ -161,11 +121,6 @@ class Message(RequestObject):
         "audio": (None,),
         "annotations": (None, []),
     }
-
-    @property
-    def text(self) -> str:
-        """All of it."""
-        return "".join(part.text for part in self.content)
 
 
 class ChatRequest(GenerationRequest):

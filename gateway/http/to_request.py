@@ -149,7 +149,7 @@ def _speculation(asked: Speculation | None) -> sampling_pb2.SpeculationParams | 
 
 def _message(asked: Message) -> pb.ChatMessage:
     role = "system" if asked.role == "developer" else asked.role
-    return pb.ChatMessage(role=role, content=asked.text)
+    return pb.ChatMessage(role=role, content=asked.content)
 
 
 def _parsed(asked: GenerationRequest, request: pb.GenerateRequest, logprobs: bool) -> ParsedRequest:

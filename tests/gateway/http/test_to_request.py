@@ -205,9 +205,20 @@ def test_messages() -> None:
             "content[0].image_url",
             "is not supported",
         ),
-        ({"role": "user", "content": [{"type": "image_url"}]}, "content[0].type", "'text'"),
+        ({"role": "user", "content": [{"type": "image_url"}]}, "content[0].type", "must be 'text'"),
         ({"role": "user", "content": [{"type": "text"}]}, "content[0].text", "must be set"),
-        ({"role": "user", "content": ["x"]}, "content[0]", "must be an object, got 'x'"),
+        ({"role": "user", "content": ["x"]}, "content[0]", "must be an object"),
+        ({"role": "user", "content": [{"text": "x"}]}, "content[0].type", "must be set"),
+        (
+            {"role": "user", "content": [{"type": "text", "text": 5}]},
+            "content[0].text",
+            "must be a string",
+        ),
+        (
+            {"role": "user", "content": [{"type": "text", "text": "", "x": 1}]},
+            "content[0].x",
+            "is not a field that is known here",
+        ),
     ],
 )
 def test_messages_that_are_refused(message: dict[str, Any], field: str, says: str) -> None:
