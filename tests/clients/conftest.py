@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 
@@ -12,11 +13,22 @@ from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSett
 from tests.support.tiny_models import make_tiny_model
 
 
+@dataclass(frozen=True)
+class Addresses:
+    """Where the gateway is."""
+
+    grpc: str
+    http: str
+    """As clients of OpenAI's API want it."""
+    model: str
+    """Its name there."""
+
+
 @pytest.fixture(scope="package")
-def gateway_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
     """A gateway in front of a target that uses an n-gram drafter."""
-    model = str(make_tiny_model(tmp_path_factory.mktemp("models") / "tiny"))
-    gateway, target, draft = free_ports(3)
+    model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+    grpc, http, target, draft = free_ports(4)
     stack = Stack(lambda service, line: None)
     try:
         stack.start("draft", DraftSettings(port=draft, metrics_port=0))
@@ -25,7 +37,7 @@ def gateway_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
             TargetSettings(
                 port=target,
                 metrics_port=0,
-                model=model,
+                model=str(model),
                 threads=1,
                 drafters=f"127.0.0.1:{draft}",
             ),
@@ -34,15 +46,21 @@ def gateway_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         stack.start(
             "gateway",
             GatewaySettings(
-                port=gateway,
-                http_port=0,
+                port=grpc,
+                http_port=http,
                 metrics_port=0,
-                model=model,
+                model=str(model),
                 targets=f"127.0.0.1:{target}",
             ),
         )
         stack.wait_healthy(["gateway"], timeout_s=30)
-        yield f"127.0.0.1:{gateway}"
+        yield Addresses(f"127.0.0.1:{grpc}", f"http://127.0.0.1:{http}/v1", model.name)
         assert stack.stop() == {"gateway": 0, "target": 0, "draft": 0}
     finally:
         stack.kill()
+
+
+@pytest.fixture(scope="package")
+def gateway_address(gateway: Addresses) -> str:
+    """Of gRPC."""
+    return gateway.grpc
