@@ -17,7 +17,7 @@ import click
 from outrider.cli.log_lines import readable
 from outrider.cli.options import build, is_given, stack_options
 from outrider.cli.ports import why_not
-from outrider.cli.stack import Stack, StackError
+from outrider.cli.stack import Child, Stack, StackError
 from outrider.cli.watch import HealthWatch
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
@@ -50,6 +50,11 @@ def up(context: click.Context, /, model: str | None, no_draft: bool, **values: A
         if its.port == 0:
             raise click.UsageError(
                 f"{service}-port must not be 0: the others have to know where it listens"
+            )
+        if its.tls_cert and its.metrics_port < 0:
+            raise click.UsageError(
+                f"{service}-metrics-port must not be -1 with {service}-tls-cert: there it says "
+                "whether it serves"
             )
     stack = Stack(print_line)
     stopping = threading.Event()
@@ -113,7 +118,7 @@ def _run(stack: Stack, settings: dict[str, Any], stopping: threading.Event) -> N
     stack.wait_healthy(settings, stopping)
     if stopping.is_set():
         return
-    click.echo(f"ready: {stack.children['gateway'].address}", err=True)
+    click.echo(f"ready: {ready_at(stack.children['gateway'])}", err=True)
     keeper = DraftKeeper(stack, settings["draft"]) if "draft" in settings else None
     watch = HealthWatch(stack, lambda line: click.echo(line, err=True))
     while not stopping.wait(0.2):
@@ -121,6 +126,15 @@ def _run(stack: Stack, settings: dict[str, Any], stopping: threading.Event) -> N
         watch.look()
         if keeper is not None:
             keeper.look()
+
+
+def ready_at(gateway: Child) -> str:
+    """Its address for gRPC, and its URL for OpenAI's API, if it has one."""
+    if not gateway.http_port:
+        return gateway.address
+    settings = gateway.settings
+    scheme = "https" if settings.tls_cert else "http"
+    return f"{gateway.address} (gRPC), {scheme}://{settings.http_host}:{gateway.http_port}/v1"
 
 
 def refuse_taken_ports(settings: Mapping[str, Any]) -> None:
@@ -131,6 +145,8 @@ def refuse_taken_ports(settings: Mapping[str, Any]) -> None:
     for service, its in settings.items():
         places = {"port": (its.host, its.port)}
         places["metrics-port"] = (its.metrics_host, its.metrics_port)
+        if isinstance(its, GatewaySettings):
+            places["http-port"] = (its.http_host, its.http_port)
         for name, (host, port) in places.items():
             error = why_not(host, port) if port > 0 else None  # 0: any free one, -1: none
             if error is not None and error.errno == errno.EADDRINUSE:

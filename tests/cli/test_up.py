@@ -123,7 +123,9 @@ def test_up_says_which_service_did_not_start_and_why(model: Path, tmp_path: Path
         assert "ended with status 1" in text
 
 
-@pytest.mark.parametrize("flag", ["--gateway-port", "--target-port", "--draft-metrics-port"])
+@pytest.mark.parametrize(
+    "flag", ["--gateway-port", "--gateway-http-port", "--target-port", "--draft-metrics-port"]
+)
 def test_up_never_takes_a_stranger_for_its_own(model: Path, flag: str) -> None:
     """Somebody who serves on a port of ours: the flag for another one is named, nothing starts, and
     nobody is said to be ready."""

@@ -79,12 +79,12 @@ def test_every_service_is_locked_down(combination: str) -> None:
 
 @pytest.mark.parametrize("combination", [each for each in COMBINATIONS if "ui" not in each])
 def test_only_the_gateway_is_published_and_on_loopback(combination: str) -> None:
-    """From outside only the gRPC front can be reached; the inside network leads nowhere."""
+    """From outside only its two doors can be reached; the inside network leads nowhere."""
     read = config(combination)
     published = {name: each["ports"] for name, each in read["services"].items() if "ports" in each}
     assert list(published) == ["gateway"]
-    (port,) = published["gateway"]
-    assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "50051", 50051)
+    ports = [(port["host_ip"], port["published"], port["target"]) for port in published["gateway"]]
+    assert ports == [("127.0.0.1", "50051", 50051), ("127.0.0.1", "8080", 8080)]
     assert read["networks"]["inside"]["internal"] is True
     for name in ("target", "draft", *OTHERS):
         assert list(read["services"][name]["networks"]) == ["inside"], name
@@ -184,6 +184,7 @@ def test_variables_choose_mirrors_model_and_scale() -> None:
         TORCH_INDEX="",
         MODEL="some-model",
         PUBLISH="127.0.0.1:6000",
+        PUBLISH_HTTP="127.0.0.1:6080",
         DRAFTS="3",
         TARGET_CPUS="2.5",
     )
@@ -195,6 +196,6 @@ def test_variables_choose_mirrors_model_and_scale() -> None:
     assert read["models"]["command"] == ["fetch", "some-model"]
     assert read["target"]["environment"]["OUTRIDER_TARGET_MODEL"] == "some-model"
     assert read["gateway"]["environment"]["OUTRIDER_GATEWAY_MODEL"] == "some-model"
-    assert read["gateway"]["ports"][0]["published"] == "6000"
+    assert [port["published"] for port in read["gateway"]["ports"]] == ["6000", "6080"]
     assert read["draft"]["deploy"]["replicas"] == 3
     assert read["target"]["deploy"]["resources"]["limits"]["cpus"] == 2.5

@@ -72,11 +72,13 @@ def test_each_service_listens_and_is_probed_on_its_own_ports(target: str, servic
     """Ports are the settings' defaults; a container listens on all of its addresses."""
     text = stages()[target][1]
     settings = SERVICES[service]()
-    assert f"EXPOSE {settings.port} {settings.metrics_port}" in text
+    ports = [settings.port, getattr(settings, "http_port", None), settings.metrics_port]
+    assert f"EXPOSE {' '.join(str(port) for port in ports if port)}\n" in text
     assert f'ready.py", "{settings.metrics_port}"]' in text
     name = service.upper()
     assert f"OUTRIDER_{name}_HOST=0.0.0.0" in text
     assert f"OUTRIDER_{name}_METRICS_HOST=0.0.0.0" in text
+    assert ("OUTRIDER_GATEWAY_HTTP_HOST=0.0.0.0" in text) is (service == "gateway")
     assert f'ENTRYPOINT ["outrider", "{service}"]' in text
 
 

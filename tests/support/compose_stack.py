@@ -6,11 +6,11 @@ The services alone (compose.apps.yaml), with short grace times so that a drain c
 from __future__ import annotations
 
 import json
-import socket
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
 
+from outrider.cli.demo import free_ports
 from tests.support.docker_engine import Engine
 
 GRACE_S = 8
@@ -40,8 +40,7 @@ class ComposeStack:
     def __init__(self, engine: Engine, folder: Path) -> None:
         self.engine = engine
         self.project = f"outrider-test-{uuid.uuid4().hex[:8]}"
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            self.port = server.getsockname()[1]
+        self.port, self.http_port = free_ports(2)
         override = folder / "compose.test.yaml"
         override.write_text(_OVERRIDE)
         files = [_FOLDER / "compose.yaml", _FOLDER / "compose.apps.yaml", override]
@@ -53,6 +52,11 @@ class ComposeStack:
         """The gateway as clients outside reach it."""
         return f"127.0.0.1:{self.port}"
 
+    @property
+    def http_address(self) -> str:
+        """The same for OpenAI's API."""
+        return f"127.0.0.1:{self.http_port}"
+
     def compose(self, *words: str, timeout_s: float = 300) -> str:
         """`docker compose WORDS` for this project."""
         return self.engine.compose(
@@ -61,6 +65,7 @@ class ComposeStack:
             timeout_s=timeout_s,
             TAG=self.project,
             PUBLISH=self.address,
+            PUBLISH_HTTP=self.http_address,
         )
 
     def build(self) -> None:
