@@ -23,8 +23,10 @@ from outrider.cli.answer_printer import show_text
 from outrider.cli.chat_session import ChatSession, CommandError, Quit, parse_drafts
 from outrider.cli.client import Client
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, USAGE, report
+from outrider.cli.tls_options import tls_options
 from outrider.cli.values import ADDRESS, API_KEY, SECONDS, TEXT
 from outrider.client.answers import Chunk, Finish
+from outrider.serving.tls import ClientTls
 from outrider.text import is_text
 
 PROMPT = "> "
@@ -54,6 +56,7 @@ def _drafts(_: click.Context, __: click.Parameter, text: str) -> Any:
     help="Key for a gateway that asks for one; other users of this machine may see it, but not "
     "the variable.",
 )
+@tls_options
 @click.option(
     "--model", type=TEXT, default="", help="A model's name. Empty: the gateway's only one."
 )
@@ -71,14 +74,16 @@ def _drafts(_: click.Context, __: click.Parameter, text: str) -> Any:
 )
 @click.option("--max-tokens", type=click.IntRange(1, 2**32 - 1), default=512, show_default=True)
 @click.option("--timeout", "timeout_s", type=SECONDS, default=600.0, show_default=True)
-def chat(address: str, api_key: str | None, timeout_s: float, **settings: Any) -> None:
+def chat(
+    address: str, api_key: str | None, tls: ClientTls | None, timeout_s: float, **settings: Any
+) -> None:
     """Talk with the model. /help lists what else can be typed.
 
     The text of drafted tokens is green. Ctrl-C stops an answer, Ctrl-D leaves. Without a
     terminal each line of standard input is a turn, and the first failed answer ends the program.
     """
     session = ChatSession(**settings)
-    with Client(address, api_key=api_key) as client:
+    with Client(address, api_key=api_key, tls=tls) as client:
         status = Conversation(session, client, address, timeout_s).run()
     raise click.exceptions.Exit(status)
 
@@ -163,7 +168,7 @@ class Conversation:
                 click.echo("[stopped]", err=True)
             else:
                 waited_s = time.monotonic() - began
-                status = report(error, self._address, self._timeout_s, waited_s)
+                status = report(error, self._address, self._timeout_s, waited_s, self._client.tls)
         finally:
             self._answering = False
         self._session.answered(text, "".join(texts))

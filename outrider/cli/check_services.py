@@ -16,7 +16,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.cli.finding import Finding, ok, problem, warning
 from outrider.cli.ports import why_not
-from outrider.serving.settings import split_addresses
+from outrider.serving.channel import open_blocking_channel
+from outrider.serving.refusals import explain_refusal
+from outrider.serving.settings import SettingsError, split_addresses
+from outrider.serving.tls import ClientTls
+from outrider.serving.tls_settings import client_tls
 from protos.outrider.v1 import (
     draft_pb2,
     draft_pb2_grpc,
@@ -43,20 +47,41 @@ class Place:
     address: str
     asked_by: str = ""
     """The service whose settings name it; empty: where this machine's own would listen."""
+    tls: ClientTls | None = None
 
 
-def places(settings: Mapping[str, Any]) -> list[Place]:
-    """Every configured address, each once a service; `settings` are by service."""
+def places(settings: Mapping[str, Any], tls: ClientTls | None) -> list[Place]:
+    """Every configured address, each once a service; `settings` are by service.
+
+    tls: how to ask a gateway. The others are asked as whoever calls them asks.
+    """
+    callers = {
+        "gateway": tls,
+        "target": _calls(settings["gateway"]),
+        "draft": _calls(settings["target"]),
+    }
     own = [
-        Place(service, f"{its.host}:{its.port}")
+        Place(service, f"{its.host}:{its.port}", tls=callers[service])
         for service, its in settings.items()
         if its.port  # 0: any free one
     ]
     targets, drafters = settings["gateway"].targets, settings["target"].drafters
-    used = [Place("target", address, "gateway") for address in split_addresses(targets)]
-    used += [Place("draft", address, "target") for address in split_addresses(drafters)]
+    used = [
+        Place(service, address, asked_by, callers[service])
+        for service, asked_by, addresses in (
+            ("target", "gateway", targets),
+            ("draft", "target", drafters),
+        )
+        for address in split_addresses(addresses)
+    ]
     known = {(place.service, place.address) for place in own}
     return own + [place for place in used if (place.service, place.address) not in known]
+
+
+def _calls(settings: Any) -> ClientTls | None:
+    with contextlib.suppress(SettingsError):  # `check_tls` tells it
+        return client_tls(settings)
+    return None
 
 
 def check_place(place: Place) -> tuple[list[Finding], bool]:
@@ -64,7 +89,7 @@ def check_place(place: Place) -> tuple[list[Finding], bool]:
     topic = f"{place.service} {place.address}"
     if not _listens(place.address):
         return [_nobody(place, topic)], False
-    with grpc.insecure_channel(place.address) as channel:
+    with open_blocking_channel(place.address, tls=place.tls) as channel:
         request = health_pb2.HealthCheckRequest(service=FULL_NAMES[place.service])
         try:
             health = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
@@ -99,6 +124,13 @@ def _nobody(place: Place, topic: str) -> Finding:
     return ok(topic, "nobody listens; the port is free")
 
 
+def _tls_advice(place: Place) -> str:
+    if place.service == "gateway":
+        return "say --tls-ca, and --tls-cert and --tls-key where it asks for them"
+    caller = {"target": "gateway", "draft": "target"}[place.service]
+    return f"let [{caller}] tls_ca, tls_cert and tls_key fit it"
+
+
 def _stranger(place: Place, topic: str, error: grpc.RpcError) -> Finding:
     port = f"--{place.service}-port"
     other = f"stop it, or give the {place.service} another port with {port}"
@@ -107,7 +139,10 @@ def _stranger(place: Place, topic: str, error: grpc.RpcError) -> Finding:
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         text = f"something listens but does not answer within {TIMEOUT_S:g} s"
         return problem(topic, text, f"if it is the {place.service}, it is stuck: restart it")
-    return problem(topic, "something that speaks no gRPC listens there", other)
+    if place.tls and (refusal := explain_refusal(error.details() or "", place.tls)):
+        return problem(topic, f"something listens, but {refusal}", _tls_advice(place))
+    text = "something that speaks no gRPC, or wants TLS, listens there"
+    return problem(topic, text, f"{other}; if it is the {place.service}, {_tls_advice(place)}")
 
 
 def _ask_gateway(channel: grpc.Channel, topic: str) -> Iterator[Finding]:

@@ -45,6 +45,7 @@ class Client:
         self, address: str, *, api_key: str | None = None, tls: ClientTls | None = None
     ) -> None:
         """Raises SettingsError for certificates of no use."""
+        self.tls = tls
         # How long a prompt may be is the gateway's to say.
         self._channel = open_blocking_channel(address, LARGEST_MESSAGE_BYTES, tls=tls)
         self._metadata = key_metadata(api_key)

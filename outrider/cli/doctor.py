@@ -16,9 +16,12 @@ from outrider.cli.check_machine import check_machine
 from outrider.cli.check_metrics import check_metrics
 from outrider.cli.check_model import check_draft_model, check_gateway_model, check_target_model
 from outrider.cli.check_services import Place, check_place, places
+from outrider.cli.check_tls import check_tls
 from outrider.cli.finding import Finding, Level, ok
 from outrider.cli.options import origin
+from outrider.cli.tls_options import tls_options
 from outrider.cli.up import given_addresses, stack_settings, up_options
+from outrider.serving.tls import ClientTls
 from outrider.text import one_line
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
@@ -26,10 +29,17 @@ COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@tls_options
 @up_options
 @click.pass_context
 def doctor(
-    context: click.Context, /, as_json: bool, model: str | None, no_draft: bool, **values: Any
+    context: click.Context,
+    /,
+    as_json: bool,
+    tls: ClientTls | None,
+    model: str | None,
+    no_draft: bool,
+    **values: Any,
 ) -> None:
     """Look at this machine, the model and the services, and say what is wrong.
 
@@ -39,7 +49,7 @@ def doctor(
     """
     settings = stack_settings(values, model, no_draft, given_addresses(context))
     origins = {service: origin(context, service, "port") for service in settings}
-    answers = [(place, *check_place(place)) for place in places(settings)]
+    answers = [(place, *check_place(place)) for place in places(settings, tls)]
     running = {place.service for place, _, is_it in answers if is_it and not place.asked_by}
     findings = []
     for finding in examine(settings, origins, answers, running):
@@ -71,6 +81,7 @@ def examine(
     yield from check_target_model(settings["target"], "target" in running)
     if "draft" in settings:
         yield from check_draft_model(settings["draft"], "draft" in running)
+    yield from check_tls(settings)
     yield _addresses(settings, origins, anybody=bool(running))
     for _, findings, _ in answers:
         yield from findings

@@ -7,6 +7,8 @@ import signal
 import click
 import grpc
 
+from outrider.serving.refusals import explain_refusal
+from outrider.serving.tls import ClientTls
 from outrider.text import one_line
 
 ANSWERED, FAILED, USAGE, NO_GATEWAY, REFUSED, BUSY, OUT_OF_TIME = range(7)
@@ -30,10 +32,18 @@ EXIT_HELP = (
 )
 
 
-def report(error: grpc.RpcError, address: str, timeout_s: float, waited_s: float) -> int:
-    """Say what failed; the exit status of it."""
+def report(
+    error: grpc.RpcError,
+    address: str,
+    timeout_s: float,
+    waited_s: float,
+    tls: ClientTls | None = None,
+) -> int:
+    """Say what failed; the exit status of it. tls: what the call used."""
     code, details = error.code(), error.details() or ""
-    if code is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOBODY):
+    if refusal := explain_refusal(details, tls):
+        message = f"no answer from a gateway at {address}: {refusal}"
+    elif code is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOBODY):
         message = f"no answer from a gateway at {address}; is `outrider up` running?"
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED and waited_s > timeout_s - _CLOCK_S:
         message = f"out of time after {timeout_s:g} s (--timeout)"

@@ -14,6 +14,7 @@ import grpc
 from outrider.cli.answer_printer import AnswerPrinter
 from outrider.cli.client import Client, Question
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, report
+from outrider.cli.tls_options import tls_options
 from outrider.cli.values import ADDRESS, API_KEY, SECONDS, TEXT
 from outrider.client.answers import Chunk, Finish
 from outrider.params import (
@@ -24,6 +25,7 @@ from outrider.params import (
     StoppingParams,
     VerificationMode,
 )
+from outrider.serving.tls import ClientTls
 from outrider.text import is_text
 
 
@@ -53,6 +55,7 @@ def _names(enum: type[Any]) -> click.Choice[str]:
     help="Key for a gateway that asks for one; other users of this machine may see it, but not "
     "the variable.",
 )
+@tls_options
 @click.option(
     "--model", type=TEXT, default="", help="A model's name. Empty: the gateway's only one."
 )
@@ -91,7 +94,13 @@ def _names(enum: type[Any]) -> click.Choice[str]:
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
 def generate(
-    prompt: str, timeout_s: float, address: str, api_key: str | None, as_json: bool, **given: Any
+    prompt: str,
+    timeout_s: float,
+    address: str,
+    api_key: str | None,
+    tls: ClientTls | None,
+    as_json: bool,
+    **given: Any,
 ) -> None:
     """Send PROMPT ("-": read it from standard input) and print the answer as it comes.
 
@@ -102,7 +111,7 @@ def generate(
     if not is_text(text):
         raise click.UsageError("PROMPT must be text in UTF-8")
     question = _question(text, given)
-    with Client(address, api_key=api_key) as client:
+    with Client(address, api_key=api_key, tls=tls) as client:
         printer = AnswerPrinter(question.n or 1, client.text_of)
         began = time.monotonic()
         try:
@@ -110,7 +119,7 @@ def generate(
                 (_show_json if as_json else printer)(event)
         except grpc.RpcError as error:
             printer.end_line()
-            status = report(error, address, timeout_s, time.monotonic() - began)
+            status = report(error, address, timeout_s, time.monotonic() - began, tls)
             raise click.exceptions.Exit(status) from error
         except KeyboardInterrupt as interrupt:
             printer.end_line()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import http.client
 import os
 import signal
 import subprocess
@@ -52,6 +53,10 @@ class Child:
     reader: threading.Thread | None = None
     listening: threading.Event = field(default_factory=threading.Event)
     """It has said so: whoever answers at its address is this process."""
+    metrics_port: int = 0
+    """Known once it listens; 0 for none."""
+    http_port: int = 0
+    """The same for a gateway's HTTP."""
 
     @property
     def address(self) -> str:
@@ -112,6 +117,8 @@ class Stack:
     def _take(self, child: Child, line: str) -> None:
         entry = entry_of(line) or {}
         if entry.get("event") == "listening":
+            child.metrics_port = entry.get("metrics_port") or 0
+            child.http_port = entry.get("http_port") or 0
             child.listening.set()
         shown = LOG_LEVELS[LOG_LEVELS.index(child.settings.log_level) :]
         if entry.get("level") in LOG_LEVELS and entry["level"] not in shown:
@@ -133,7 +140,7 @@ class Stack:
         deadline = time.monotonic() + timeout_s
         for service in services:
             child = self.children[service]
-            while not (child.listening.is_set() and serves(child.address)):
+            while not (child.listening.is_set() and serves(child)):
                 if stopping.wait(0.05):
                     return
                 self.raise_if_dead(self.children)
@@ -179,12 +186,23 @@ class Stack:
                 process.returncode = os.waitstatus_to_exitcode(status)
 
 
-def serves(address: str) -> bool:
-    """The service there says that it takes requests."""
-    with grpc.insecure_channel(address) as channel:
+def serves(child: Child) -> bool:
+    """It says that it takes requests."""
+    if child.settings.tls_cert:
+        # Its own port may ask for a certificate that is not ours to show.
+        return _is_ready(child.settings.metrics_host, child.metrics_port)
+    with grpc.insecure_channel(child.address) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(), timeout=1)
         except grpc.RpcError:
             return False
     return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+
+def _is_ready(host: str, port: int) -> bool:
+    connection = http.client.HTTPConnection(host, port, timeout=1)
+    with contextlib.closing(connection), contextlib.suppress(OSError, http.client.HTTPException):
+        connection.request("GET", "/readyz")
+        return connection.getresponse().status == http.HTTPStatus.OK
+    return False

@@ -59,7 +59,7 @@ class HealthWatch:
         seen = self._seen.get(service)
         if seen is None or seen.pid != pid:
             seen = self._seen[service] = _Seen(pid, now)
-        if serves(child.address):
+        if serves(child):
             if seen.told:
                 self._say(f"{service} serves again")
             seen.served_at, seen.served, seen.told = now, True, False

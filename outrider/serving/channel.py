@@ -12,6 +12,8 @@ MAX_MESSAGE_BYTES = DEFAULT_MESSAGE_BYTES
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
+_CONNECT_MS = 2_000
+"""Four round trips on a bad line, or a handshake on a machine that is busy."""
 
 
 def _limits(max_message_bytes: int) -> list[tuple[str, int]]:
@@ -75,6 +77,7 @@ def _dial(
     max_message_bytes: int, tries_again: bool, server_name: str = ""
 ) -> list[tuple[str, int | str]]:
     first_ms, longest_ms = (200, 2_000) if tries_again else (60_000, 60_000)
+    connect_ms = _CONNECT_MS if tries_again else 60_000
     named: list[tuple[str, int | str]] = []
     if server_name:
         named.append(("grpc.ssl_target_name_override", server_name))
@@ -82,7 +85,8 @@ def _dial(
         *named,
         *_limits(max_message_bytes),
         ("grpc.initial_reconnect_backoff_ms", first_ms),
-        ("grpc.min_reconnect_backoff_ms", first_ms),
+        # In spite of its name: what an attempt may take, TCP and TLS and the first frame together.
+        ("grpc.min_reconnect_backoff_ms", connect_ms),
         ("grpc.max_reconnect_backoff_ms", longest_ms),
         # Each channel keeps its own connections, so closing one never cuts another's streams.
         ("grpc.use_local_subchannel_pool", 1),

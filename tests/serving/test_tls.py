@@ -20,6 +20,7 @@ from outrider.serving.settings import GatewaySettings, SettingsError, TargetSett
 from outrider.serving.tls import ClientTls, ServerTls, server_credentials, ssl_context
 from outrider.serving.tls_settings import client_tls, server_tls
 from tests.support.certificates import Authority, Pair
+from tests.support.relay import Relay
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
@@ -89,6 +90,16 @@ async def test_who_is_not_let_in_is_told_why(authority: Authority, other: Author
             assert reason.startswith("certificate verify failed: ") and why in reason
     async with served(None) as address:
         assert await asked(address, trusting) == "it speaks no TLS"
+
+
+async def test_a_far_server_is_reached(authority: Authority) -> None:
+    """A handshake takes several round trips; of 200 ms each they are no reason to give up."""
+    pair = authority.issue("service")
+    async with (
+        served(ServerTls(pair.cert, pair.key)) as address,
+        Relay(address, delay_s=0.1) as relay,
+    ):
+        assert await asked(relay.address, ClientTls(authority.ca)) == ""
 
 
 async def test_a_client_needs_a_good_certificate(authority: Authority, other: Authority) -> None:

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import grpc
 
+from outrider.serving.tls import ServerTls, server_credentials
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2
 
@@ -96,12 +97,15 @@ def _first_chunk(request: pb.GenerateRequest, index: int, text: str) -> pb.Gener
 
 
 @contextmanager
-def scripted_gateway() -> Iterator[ScriptedGateway]:
+def scripted_gateway(tls: ServerTls | None = None) -> Iterator[ScriptedGateway]:
     """One on a port of loopback."""
     script = ScriptedGateway()
     server = grpc.server(futures.ThreadPoolExecutor(2))
     inference_pb2_grpc.add_InferenceServicer_to_server(script, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if tls is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", server_credentials(tls))
     script.address = f"127.0.0.1:{port}"
     server.start()
     try:
