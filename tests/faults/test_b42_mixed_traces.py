@@ -19,23 +19,18 @@ from pathlib import Path
 import pytest
 
 from outrider.serving.channel import open_channel
+from tests.support.doors import Door, GrpcDoor, Headers, HttpDoor, http_port
 from tests.support.gateways import Gateway
 from tests.support.in_process import Target
 from tests.support.otlp import Seen, Spans, collector
 from tests.support.processes import running_process
 from tests.support.token_requests import wait_for_drafters
-from tests.support.traced_stack import (
-    Metadata,
-    assert_whole,
-    chain_under,
-    chat_request,
-    read_all,
-    traced_stack,
-)
+from tests.support.traced_stack import assert_whole, chain_under, traced_stack
 
 NUM_TOKENS = 40
 NUM_GIVEN, NUM_NONE = 10, 5
 MALFORMED = ("00-nonsense", f"00-{'0' * 32}-{'1' * 16}-01")
+SPELLINGS = ("traceparent", "Traceparent", "TraceParent", "TRACEPARENT")
 NUM_TRACED = NUM_GIVEN + NUM_NONE + len(MALFORMED)
 
 
@@ -54,7 +49,7 @@ def whole_chains(spans: Spans) -> list[Seen]:
     return gateways
 
 
-async def check_requests(gateway: Gateway, spans: Spans) -> None:
+async def check_requests(door: Door, spans: Spans) -> None:
     """18 side by side, one of them not sampled, and then one more."""
     callers = [new_traceparent() for _ in range(NUM_GIVEN)]
     unsampled, unsampled_trace, _ = new_traceparent("00")
@@ -62,9 +57,9 @@ async def check_requests(gateway: Gateway, spans: Spans) -> None:
     headers += [None] * NUM_NONE + list(MALFORMED) + [unsampled]
 
     async def ask(number: int, header: str | None) -> None:
-        metadata: Metadata = () if header is None else (("traceparent", header),)
-        request = chat_request(f"river {number}", NUM_TOKENS, request_id=f"r{number}")
-        assert await read_all(gateway, request, metadata) == NUM_TOKENS
+        name = SPELLINGS[number % len(SPELLINGS)]
+        sent: Headers = () if header is None else ((name, header),)
+        assert await door.chat(f"river {number}", NUM_TOKENS, f"r{number}", sent) == NUM_TOKENS
 
     await asyncio.gather(*(ask(number, header) for number, header in enumerate(headers)))
     await spans.wait(lambda: complete(spans, NUM_TRACED))
@@ -110,18 +105,22 @@ def check_steps(spans: Spans) -> None:
 
 
 @pytest.mark.timeout(60)
-async def test_traces_of_requests_that_share_steps(tiny_model: Path) -> None:
+@pytest.mark.parametrize("name", ["grpc", "http"])
+async def test_traces_of_requests_that_share_steps(tiny_model: Path, name: str) -> None:
     """All services in one process, where every mix-up of contexts is possible."""
     sizes = {"kv_tokens": 8192, "max_sequences": 32}
-    async with traced_stack(tiny_model, step_spans=True, **sizes) as stack:
-        await check_requests(stack.gateway, stack.spans)
+    front = {"http_port": 0}
+    async with traced_stack(tiny_model, step_spans=True, gateway=front, **sizes) as stack:
+        gateway = stack.gateway
+        door: Door = HttpDoor(http_port(gateway)) if name == "http" else GrpcDoor(gateway)
+        await check_requests(door, stack.spans)
         check_steps(stack.spans)
         await stack.wait_ended()
 
 
 @contextlib.asynccontextmanager
-async def processes(model: Path, folder: Path, spans: Spans) -> AsyncIterator[Gateway]:
-    """The three services as they are deployed, sending their spans to a collector."""
+async def processes(model: Path, folder: Path, spans: Spans) -> AsyncIterator[dict[str, Door]]:
+    """The doors of the three services as they are deployed, with their spans to a collector."""
     environment = spans.environment
     async with (
         running_process("draft", folder, environment=environment) as draft,
@@ -141,12 +140,16 @@ async def processes(model: Path, folder: Path, spans: Spans) -> AsyncIterator[Ga
         async with open_channel(target.address) as channel:
             await wait_for_drafters(Target(None, channel, target.address, 0))
         async with open_channel(gateway.address) as channel:
-            yield Gateway(gateway.address, channel, None)
+            yield {
+                "grpc": GrpcDoor(Gateway(gateway.address, channel, None)),
+                "http": HttpDoor(gateway.http_port),
+            }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-async def test_traces_through_a_real_collector(tiny_model: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["grpc", "http"])
+async def test_traces_through_a_real_collector(tiny_model: Path, tmp_path: Path, name: str) -> None:
     """The same by OTLP from three processes, as the standard variables tell them."""
-    async with collector() as spans, processes(tiny_model, tmp_path, spans) as gateway:
-        await check_requests(gateway, spans)
+    async with collector() as spans, processes(tiny_model, tmp_path, spans) as doors:
+        await check_requests(doors[name], spans)
