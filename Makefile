@@ -15,7 +15,7 @@ PROMPTS ?= $(TEST_PROMPTS_JSONL)
 WITH ?=
 COMPOSE = docker compose -f compose/compose.yaml $(WITH:%=-f compose/compose.%.yaml)
 
-.PHONY: demo test test-slow check lint protos protos-check baseline filelist model clean up down logs
+.PHONY: demo test test-slow check lint protos protos-check baseline filelist audit model clean up down logs
 .DEFAULT_GOAL := demo
 
 $(RUN): pyproject.toml constraints.txt
@@ -72,6 +72,11 @@ baseline: $(DEV)
 
 filelist: $(DEV)
 	$(BIN)/python tools/filelist.py
+
+# Known weaknesses of what the constraints name; asks PyPI. What cannot be looked up is a failure.
+audit: $(DEV)
+	test -x out/audit/bin/pip-audit || { $(PYTHON) -m venv out/audit && out/audit/bin/pip install --quiet pip-audit; }
+	out/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
 
 clean:
 	rm -rf .venv out build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache
