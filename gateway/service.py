@@ -36,7 +36,7 @@ from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
 from outrider.serving.settings import GatewaySettings, SettingsError, split_addresses
 from outrider.serving.tls import ssl_context
-from outrider.serving.tls_settings import client_tls, server_tls
+from outrider.serving.tls_settings import client_tls, is_loopback, server_tls
 from outrider.serving.tracing import Tracing
 from outrider.serving.unread import UnreadStreams
 from protos.outrider.v1 import inference_pb2 as pb
@@ -149,6 +149,8 @@ class GatewayService:
             stall_s=settings.stall_s,
         )
         tls = ssl_context(self.tls) if self.tls else None
+        if tls is None and not is_loopback(settings.http_host):
+            log.warning("other machines can reach the HTTP port, and it has no TLS")
         async with serving_http(app, settings.http_host, settings.http_port, tls=tls) as server:
             self._http = server
             yield server.port

@@ -22,10 +22,9 @@ _RETRY_AFTER_S = 1.0
 class Bodies:
     """All that are being read or understood."""
 
-    def __init__(self, max_bytes: int, limit_s: float = BODY_S) -> None:
+    def __init__(self, max_bytes: int) -> None:
         """max_bytes: of one."""
         self._max_bytes = max_bytes
-        self._limit_s = limit_s
         self._num_held = 0  # bytes
 
     @contextlib.asynccontextmanager
@@ -39,11 +38,11 @@ class Bodies:
         body = bytearray()
         try:
             try:
-                async with asyncio.timeout(self._limit_s):
+                async with asyncio.timeout(BODY_S):
                     await self._fill(body, receive)
             except TimeoutError:
                 raise HttpRefusal(
-                    408, f"the request's body did not arrive within {self._limit_s:g} s"
+                    408, f"the request's body did not arrive within {BODY_S:g} s"
                 ) from None
             yield bytes(body)
         finally:

@@ -43,6 +43,8 @@ class FrontState(ServerState):
         super().__init__()
         self.most_connections = most_connections
         self.refuse = refuse
+        self.none_left = asyncio.Event()
+        """Set when the last connection of several has gone."""
 
 
 class Connection(H11Protocol):
@@ -62,7 +64,7 @@ class Connection(H11Protocol):
         self._head_timer: asyncio.TimerHandle | None = None
         self._on_lost: Callable[[], None] | None = None
         self._lost = False
-        self._malformed = False
+        self._refused = False
         self._num_discarded = 0
         self.idle_since_s = self.loop.time()
 
@@ -72,9 +74,14 @@ class Connection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
+    def closing(self) -> bool:
+        """It ends, as soon as the client has taken what was written."""
+        return self.transport.is_closing()
+
+    @property
     def half_read(self) -> bool:
         """The client has more to send of what is being answered."""
-        return self.cycle is None or self.cycle.more_body or self._malformed
+        return self._refused or (self.cycle is not None and self.cycle.more_body)
 
     @property
     def closes(self) -> bool:
@@ -144,6 +151,8 @@ class Connection(H11Protocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._tell_lost()
+        if not self.connections:
+            self._server_state.none_left.set()
 
     def data_received(self, data: bytes) -> None:
         """What comes when the last answer was given is thrown away."""
@@ -171,17 +180,17 @@ class Connection(H11Protocol):
 
     def send_400_response(self, msg: str) -> None:
         """In the middle of an answer nobody can be told."""
-        self._malformed = True
-        if self.busy and self.cycle.response_started:
-            self.abort()
-            return
         if self.busy:
+            if self.cycle.response_started:
+                self.abort()
+                return
             self.cycle.disconnected = True
             self._tell_lost()
         error = sys.exception()  # h11's
         self._refuse(getattr(error, "error_status_hint", 400), f"this is no HTTP: {error}")
 
     def _refuse(self, status: int, message: str) -> None:
+        self._refused = True
         self.transport.write(self._server_state.refuse(status, message))
         self.transport.close()
 

@@ -26,6 +26,8 @@ _HEAD_BYTES = 16 * 1024
 _SEND_BUFFER_BYTES = 128 * 1024
 """The kernel would give a client that does not read some megabytes; it counts this twice."""
 _HANDSHAKE_S = 10.0
+_FLUSH_S = 0.2
+"""Time for the last answers to leave, before connections are cut."""
 _ENDING_S = 1.0
 
 
@@ -48,8 +50,21 @@ class HttpServer:
             connection.shutdown()
 
     async def end(self) -> None:
-        """Cut all connections and wait for what they have begun."""
-        for connection in list(self._state.connections):
+        """Cut all connections, but let answers that were given leave."""
+        connections, none_left = self._state.connections, self._state.none_left
+        none_left.clear()
+        for connection in list(connections):
+            if connection.closing:
+                continue
+            if connection.busy:
+                connection.abort()
+            else:
+                connection.shutdown()
+        if connections:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FLUSH_S):
+                    await none_left.wait()
+        for connection in list(connections):
             connection.abort()
         if self._state.tasks:
             await asyncio.wait(self._state.tasks, timeout=_ENDING_S)

@@ -241,7 +241,7 @@ async def http_gateway(
     """A ready gateway with an HTTP port, in front of one scripted target."""
     async with (
         contextlib.AsyncExitStack() as clients,
-        gateway_with(folder, script, http_port=0, **settings) as (gateway, target),
+        gateway_with(folder, script, **{"http_port": 0} | settings) as (gateway, target),
     ):
         yield HttpGateway(gateway, target, clients)
 
@@ -251,6 +251,6 @@ async def http_gateway_alone(folder: Path, **settings: object) -> AsyncIterator[
     """A gateway whose target is away."""
     async with (
         contextlib.AsyncExitStack() as clients,
-        gateway_on(folder, [f"{HOST}:1"], http_port=0, **settings) as gateway,
+        gateway_on(folder, [f"{HOST}:1"], **{"http_port": 0} | settings) as gateway,
     ):
         yield HttpGateway(gateway, None, clients)
