@@ -14,11 +14,12 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.body import Bodies
 from gateway.http.caller import HttpCaller
 from gateway.http.generation import Generation
+from gateway.http.json_out import to_json
 from gateway.http.models import model_entry, model_list
 from gateway.http.openapi import openapi_document
 from gateway.http.refusals import HttpRefusal
 from gateway.http.reply import Reply
-from gateway.http.to_answer import ChatAnswer, CompletionAnswer, to_json
+from gateway.http.to_answer import ChatAnswer, CompletionAnswer
 from gateway.http.to_request import parse_chat, parse_completion
 from gateway.inference import Inference
 from outrider.params import InvalidParam

@@ -13,7 +13,7 @@ import grpc
 
 from gateway.http.answer_schema import Error
 from gateway.http.json_body import BODY
-from gateway.http.to_answer import to_json
+from gateway.http.json_out import to_json
 from outrider.params import InvalidParam
 from outrider.serving.errors import InvalidRequest, NotFound, OutriderError, Overloaded, TooLarge
 

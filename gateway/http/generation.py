@@ -48,8 +48,9 @@ class Generation:
         responses = self._inference.generate(parsed.request, caller)
         async with _in_time(caller), contextlib.aclosing(responses):
             if not parsed.stream:
-                whole = answer.whole([response async for response in responses])
-                await reply.whole(200, {"content-type": "application/json"}, whole)
+                async for response in responses:
+                    answer.take(response)
+                await reply.whole(200, {"content-type": "application/json"}, answer.whole())
                 return
             async for response in responses:
                 await reply.events(answer.chunks(response))

@@ -6,20 +6,19 @@ log-probabilities that were asked for.
 
 from __future__ import annotations
 
-import json
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from gateway.http.answer_schema import (
-    ChatChoice,
     ChatChunkChoice,
     ChatLogprobs,
     CompletionChoice,
     CompletionLogprobs,
     FinishReason,
 )
+from gateway.http.json_out import GrowingObject, list_of, to_json, with_members
 from gateway.http.to_request import ParsedRequest
 from gateway.http.token_logprobs import CompletionOffsets, chat_logprobs
 from gateway.http.usage import UsageTotals
@@ -28,12 +27,6 @@ from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import sampling_pb2
 
 _Choice = Mapping[str, object]
-
-
-def to_json(value: object) -> bytes:
-    """On one line, so that it can be the data of an event."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return text.encode()
 
 
 def _reason(finish: pb.GenerateFinish) -> FinishReason:
@@ -53,8 +46,20 @@ class About:
     """Seconds since 1970."""
 
 
+@dataclass(slots=True)
+class _WholeChoice:
+    """What has come of one."""
+
+    texts: list[str] = field(default_factory=list)
+    logprobs: GrowingObject = field(default_factory=GrowingObject)
+    finish: pb.GenerateFinish | None = None
+
+
 class HttpAnswer(ABC):
-    """What the two APIs have in common. Use either `chunks` and then `final`, or `whole`."""
+    """What the two APIs have in common. Use `chunks` and then `final`, or `take` and then `whole`.
+
+    Each message costs its share when it comes, and no moment costs much.
+    """
 
     ID_PREFIX: str
     WHOLE: str
@@ -72,6 +77,7 @@ class HttpAnswer(ABC):
             "model": about.model,
         }
         self._totals = UsageTotals()
+        self._whole: defaultdict[int, _WholeChoice] = defaultdict(_WholeChoice)
 
     def chunks(self, response: pb.GenerateResponse) -> list[bytes]:
         """The data of the events that follow from a message, each one line of JSON."""
@@ -89,22 +95,31 @@ class HttpAnswer(ABC):
             return []
         return [self._json(self.EVENT, [], {"usage": self._totals.usage()})]
 
-    def whole(self, responses: Iterable[pb.GenerateResponse]) -> bytes:
-        """The body for all messages of a request, every choice's finish among them."""
-        chunks: defaultdict[int, list[pb.GenerateChunk]] = defaultdict(list)
-        finishes = {}
-        for response in responses:
-            if response.HasField("finish"):
-                self._totals.add(response.finish)
-                finishes[response.finish.index] = response.finish
-            else:
-                chunks[response.chunk.index].append(response.chunk)
+    def take(self, response: pb.GenerateResponse) -> None:
+        """The next message of what is to be told as a whole."""
+        if response.HasField("finish"):
+            self._totals.add(response.finish)
+            self._whole[response.finish.index].finish = response.finish
+            return
+        chunk, choice = response.chunk, self._whole[response.chunk.index]
+        choice.texts.append(chunk.text)
+        logprobs = self._logprobs(chunk.index, chunk.tokens) if chunk.tokens else None
+        if logprobs is not None:
+            choice.logprobs.add(logprobs)
+
+    def whole(self) -> bytes:
+        """The body for all messages that were taken, every choice's finish among them."""
         choices = []
-        for index, finish in sorted(finishes.items()):
-            text = "".join(chunk.text for chunk in chunks[index])
-            tokens = [token for chunk in chunks[index] for token in chunk.tokens]
-            choices.append(self._choice(text, tokens, finish))
-        return self._json(self.WHOLE, choices, {"usage": self._totals.usage()})
+        for index, choice in sorted(self._whole.items()):
+            assert choice.finish is not None
+            told = self._choice("".join(choice.texts), choice.finish)
+            nothing = self._logprobs(index, [])
+            if nothing is not None:  # they were asked for, and there may have been no token
+                choice.logprobs.add(nothing)
+            logprobs = b"null" if nothing is None else choice.logprobs.json()
+            choices.append(with_members(told, logprobs=logprobs))
+        head = {**self._head, "object": self.WHOLE, "usage": self._totals.usage()}
+        return with_members(head, choices=list_of(choices))
 
     def _json(self, kind: str, choices: Sequence[_Choice], usage: Mapping[str, object]) -> bytes:
         return to_json({**self._head, "object": kind, "choices": choices, **usage})
@@ -118,13 +133,14 @@ class HttpAnswer(ABC):
         """A choice of an event each."""
 
     @abstractmethod
-    def _choice(
-        self,
-        text: str,
-        tokens: Sequence[sampling_pb2.GeneratedToken],
-        finish: pb.GenerateFinish,
-    ) -> _Choice:
-        """A choice of the whole answer."""
+    def _choice(self, text: str, finish: pb.GenerateFinish) -> _Choice:
+        """A choice of the whole answer, but for its log-probabilities."""
+
+    @abstractmethod
+    def _logprobs(
+        self, index: int, tokens: Sequence[sampling_pb2.GeneratedToken]
+    ) -> Mapping[str, object] | None:
+        """Of the next tokens of a choice; None where nobody has asked."""
 
 
 class ChatAnswer(HttpAnswer):
@@ -140,7 +156,7 @@ class ChatAnswer(HttpAnswer):
 
     def _pieces(self, chunk: pb.GenerateChunk) -> list[ChatChunkChoice]:
         choices = self._role(chunk.index)
-        logprobs = self._logprobs(chunk.tokens) if chunk.tokens else None
+        logprobs = self._logprobs(chunk.index, chunk.tokens) if chunk.tokens else None
         if chunk.text or logprobs:
             choices.append(
                 {
@@ -176,21 +192,17 @@ class ChatAnswer(HttpAnswer):
             }
         ]
 
-    def _choice(
-        self,
-        text: str,
-        tokens: Sequence[sampling_pb2.GeneratedToken],
-        finish: pb.GenerateFinish,
-    ) -> ChatChoice:
+    def _choice(self, text: str, finish: pb.GenerateFinish) -> _Choice:
         return {
             "index": finish.index,
             "message": {"role": "assistant", "content": text, "refusal": None},
-            "logprobs": self._logprobs(tokens),
             "finish_reason": _reason(finish),
             "seed": finish.seed,
         }
 
-    def _logprobs(self, tokens: Sequence[sampling_pb2.GeneratedToken]) -> ChatLogprobs | None:
+    def _logprobs(
+        self, index: int, tokens: Sequence[sampling_pb2.GeneratedToken]
+    ) -> ChatLogprobs | None:
         return chat_logprobs(tokens, self._tokenizer) if self._wants_logprobs else None
 
 
@@ -228,16 +240,10 @@ class CompletionAnswer(HttpAnswer):
             }
         ]
 
-    def _choice(
-        self,
-        text: str,
-        tokens: Sequence[sampling_pb2.GeneratedToken],
-        finish: pb.GenerateFinish,
-    ) -> CompletionChoice:
+    def _choice(self, text: str, finish: pb.GenerateFinish) -> _Choice:
         return {
             "index": finish.index,
             "text": text,
-            "logprobs": self._logprobs(finish.index, tokens),
             "finish_reason": _reason(finish),
             "seed": finish.seed,
         }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +57,13 @@ def answer_to(kind: str, tokenizer: ModelTokenizer, **fields: Any) -> HttpAnswer
         return CompletionAnswer(parse_completion(json.dumps(body).encode()), about)
     body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]} | fields
     return ChatAnswer(parse_chat(json.dumps(body).encode()), about)
+
+
+def whole_of(answer: HttpAnswer, responses: Iterable[pb.GenerateResponse]) -> bytes:
+    """The body that these messages make."""
+    for response in responses:
+        answer.take(response)
+    return answer.whole()
 
 
 def with_logprobs(kind: str, number: int) -> dict[str, Any]:
@@ -172,7 +179,7 @@ def test_usage_is_added_up(kind: str, tokenizer: ModelTokenizer) -> None:
             "plain_steps": 2,
         },
     }
-    assert json.loads(answer_to(kind, tokenizer, n=2).whole(ends))["usage"] == expected
+    assert json.loads(whole_of(answer_to(kind, tokenizer, n=2), ends))["usage"] == expected
     asked = {"stream": True, "stream_options": {"include_usage": True}}
     *before, last = events(answer_to(kind, tokenizer, n=2, **asked), ends)
     assert all(event["usage"] is None for event in before)
@@ -184,7 +191,7 @@ def test_usage_is_added_up(kind: str, tokenizer: ModelTokenizer) -> None:
 def test_choices_are_in_order(kind: str, tokenizer: ModelTokenizer) -> None:
     """Whichever ends first, and however their pieces come."""
     responses = [piece("b", index=1), piece("a"), finish(1), piece("a"), finish(0)]
-    choices = json.loads(answer_to(kind, tokenizer, n=2).whole(responses))["choices"]
+    choices = json.loads(whole_of(answer_to(kind, tokenizer, n=2), responses))["choices"]
     texts = [each["message"]["content"] if kind == "chat" else each["text"] for each in choices]
     assert ([each["index"] for each in choices], texts) == ([0, 1], ["aa", "b"])
 
@@ -193,7 +200,7 @@ def test_bytes_of_tokens(tokenizer: ModelTokenizer) -> None:
     """They put together what was tokenized, whatever each token alone reads like."""
     ids = tokenizer.encode(TEXT)
     answer = answer_to("chat", tokenizer, **with_logprobs("chat", 0))
-    body = json.loads(answer.whole([piece(TEXT, [token(each) for each in ids]), finish()]))
+    body = json.loads(whole_of(answer, [piece(TEXT, [token(each) for each in ids]), finish()]))
     entries = body["choices"][0]["logprobs"]["content"]
     assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == TEXT
     halves = [entry for entry in entries if "\ufffd" in entry["token"]]
@@ -230,7 +237,7 @@ def test_tokens_that_read_alike(tokenizer: ModelTokenizer) -> None:
     halves = [each for each in range(400) if tokenizer.token_bytes(each) in (b"\xf0", b"\x9f")]
     first, second = halves
     answer = answer_to("text", tokenizer, logprobs=2)
-    body = answer.whole([piece("", [token(first, (second, -0.1), (5, -3.0))]), finish()])
+    body = whole_of(answer, [piece("", [token(first, (second, -0.1), (5, -3.0))]), finish()])
     top = json.loads(body)["choices"][0]["logprobs"]["top_logprobs"]
     assert top == [{"\ufffd": -0.5, tokenizer.token_bytes(5).decode(): -3.0}]
 
@@ -239,7 +246,7 @@ def test_offsets_of_tokens(tokenizer: ModelTokenizer) -> None:
     """Each token begins behind the characters that were whole before it; special ones take none."""
     ids = [*tokenizer.encode(TEXT), 2]
     answer = answer_to("text", tokenizer, logprobs=0)
-    body = json.loads(answer.whole([piece(TEXT, [token(each) for each in ids]), finish()]))
+    body = json.loads(whole_of(answer, [piece(TEXT, [token(each) for each in ids]), finish()]))
     logprobs = body["choices"][0]["logprobs"]
     seen = b""
     for token_id, offset in zip(ids, logprobs["text_offset"], strict=True):
@@ -280,7 +287,7 @@ def test_a_stream_adds_up(
             chunk.finish.reason = sampling_pb2.FINISH_REASON_LENGTH
         responses += choices.push(chunk)
     asked = with_logprobs(kind, 1) | {"n": 2}
-    whole = json.loads(answer_to(kind, tokenizer, **asked).whole(responses))
+    whole = json.loads(whole_of(answer_to(kind, tokenizer, **asked), responses))
     asked |= {"stream": True, "stream_options": {"include_usage": True}}
     stream = events(answer_to(kind, tokenizer, **asked), responses)
     assert stream[-1]["usage"] == whole["usage"]
