@@ -21,6 +21,8 @@ COMBINATIONS = [
     "apps",
     "ui",
     "apps ui",
+    "tls",
+    "apps tls",
     "draft-model",
     "gpu",
     "gpu draft-model",
@@ -174,6 +176,31 @@ def test_gpus_go_to_whom_they_are_meant_for() -> None:
             assert read[name]["image"].endswith("-cuda") == bool(has)
             device = read[name]["environment"].get(f"OUTRIDER_{name}_DEVICE".upper(), "cpu")
             assert device == ("cuda:0" if has else "cpu")
+
+
+def test_tls_is_on_every_hop() -> None:
+    """Each service finds its own files and nobody else's, in a folder that must be there; inside,
+    both sides show a certificate."""
+    read = services("tls", TLS="/srv/certificates")
+    for name in LONG_LIVED:
+        (mounted,) = [each for each in read[name]["volumes"] if each["target"] == "/run/tls"]
+        assert (mounted["source"], mounted["read_only"]) == (f"/srv/certificates/{name}", True)
+        assert mounted["bind"] == {"create_host_path": False}
+    told = {
+        name: {
+            key.removeprefix(f"OUTRIDER_{name}_".upper()): value
+            for key, value in read[name]["environment"].items()
+            if "_TLS_" in key
+        }
+        for name in LONG_LIVED
+    }
+    own = {"TLS_CERT": "/run/tls/cert.pem", "TLS_KEY": "/run/tls/key.pem"}
+    ca = "/run/tls/ca.pem"
+    assert told == {
+        "gateway": own | {"TLS_CA": ca},
+        "target": own | {"TLS_CA": ca, "TLS_CLIENT_CA": ca},
+        "draft": own | {"TLS_CLIENT_CA": ca},
+    }
 
 
 def test_variables_choose_mirrors_model_and_scale() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -255,3 +257,37 @@ async def test_a_service_with_files_of_no_use_does_not_start(
         assert "draft: tls_key does not fit tls_cert" in bad.output
     async with running_process("draft", tmp_path, host="0.0.0.0") as draft:
         await draft.wait_event("other machines can reach this port, and it has no TLS", 5)
+
+
+def http_status(port: int, ca: Path, name: str) -> int:
+    """Of `GET /healthz` over TLS. Raises OSError for a server that is not trusted."""
+    context = ssl.create_default_context(cafile=ca)
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
+        context.wrap_socket(plain, server_hostname=name) as connection,
+    ):
+        connection.sendall(f"GET /healthz HTTP/1.1\r\nhost: {name}\r\n\r\n".encode())
+        return int(connection.recv(100).split()[1])
+
+
+async def test_the_http_door_has_the_same_certificate(
+    tiny_folder: Path, tmp_path: Path, authority: Authority
+) -> None:
+    """It follows a change too, and plain text gets no answer."""
+    live = authority.issue("live", "old.name")
+    settings = {"tls_cert": live.cert, "tls_key": live.key, "http_port": 0}
+    settings |= {"model": tiny_folder, "targets": "127.0.0.1:1"}
+    async with running_process("gateway", tmp_path, **settings) as gateway:
+        port = gateway.http_port
+        assert await asyncio.to_thread(http_status, port, authority.ca, "old.name") == 200
+        authority.issue("new", "new.name").copy_to(live)
+        assert await asyncio.to_thread(http_status, port, authority.ca, "new.name") == 200
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await asyncio.to_thread(http_status, port, authority.ca, "old.name")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /healthz HTTP/1.1\r\nhost: new.name\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            assert b"HTTP" not in await reader.read()
+        writer.close()
+        assert [json.loads(line)["event"] for line in gateway.output.splitlines()]
+        assert "Traceback" not in gateway.output
