@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +24,13 @@ from outrider.serving.channel import open_channel
 from outrider.serving.settings import DraftSettings
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import sampling_pb2, target_pb2
+from tests.support.bystanders import NUM_TOKENS, PROMPT, fail_steps_of, stream_beside
 from tests.support.draft_stream import open_stream, run_draft_service
 from tests.support.gateways import Gateway
 from tests.support.in_process import Target, running_target
 from tests.support.processes import is_serving
 from tests.support.stacks import ask, full_stack
-from tests.support.token_streams import TimedStream, fixed, greedy, slow_steps
+from tests.support.token_streams import fixed, greedy, slow_steps
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -38,7 +39,6 @@ Stopping = sampling_pb2.StoppingParams
 Speculation = sampling_pb2.SpeculationParams
 
 ANSWERED_WITHIN_S = 1.0
-NUM_TOKENS = 300
 VOCAB_SIZE = 384
 BIG = 10**6
 
@@ -146,23 +146,10 @@ async def refusal_of(call: grpc.aio.UnaryStreamCall) -> grpc.aio.AioRpcError:
 
 
 @contextlib.asynccontextmanager
-async def stream_beside(target: Target, expected: list[int]) -> AsyncIterator[TimedStream]:
-    """A long greedy stream, which runs while the block does, and then must be as it is alone."""
-    stream = TimedStream()
-    request = greedy([7, 8, 9], NUM_TOKENS, fixed(4))
-    reading = asyncio.create_task(stream.run(target.stub, request, 50))
-    await stream.wait_tokens(2)
-    yield stream
-    assert stream.finish is None, "the stream had ended before the bad requests had"
-    await reading
-    assert stream.ids == expected
-
-
-@contextlib.asynccontextmanager
 async def busy_stack(model: Path) -> AsyncIterator[tuple[Gateway, Target]]:
     """All three services, slow enough that everything in the block happens beside a stream."""
     async with full_stack(model) as (gateway, target):
-        alone = await target.ids(greedy([7, 8, 9], NUM_TOKENS))
+        alone = await target.ids(greedy(PROMPT, NUM_TOKENS))
         slow_steps(target, 0.01)
         async with stream_beside(target, alone):
             yield gateway, target
@@ -242,24 +229,11 @@ async def test_bytes_that_are_no_frame_end_their_stream_only() -> None:
         assert (await draft.status()).streams == 1
 
 
-def fail_steps_of(target: Target, is_poisoned: Callable[[str], bool]) -> None:
-    """From now on every step with such a request in it fails, whoever else is in it."""
-    batcher = target.service.batcher
-    run_step = batcher._run_step
-
-    def run(plan: Any) -> Any:
-        if any(is_poisoned(share.request.request_id) for share in plan.shares):
-            raise ArithmeticError("poisoned")
-        return run_step(plan)
-
-    batcher._run_step = run
-
-
 async def test_a_step_that_fails_for_one_request_fails_only_that_one(tiny_model: Path) -> None:
     """Ten such requests, five at once and five in a row, each ended with INTERNAL; the
     stream beside them and the service's health do not notice."""
     async with running_target(tiny_model) as target, open_channel(target.address) as channel:
-        alone = await target.ids(greedy([7, 8, 9], NUM_TOKENS))
+        alone = await target.ids(greedy(PROMPT, NUM_TOKENS))
         slow_steps(target, 0.01)
         fail_steps_of(target, lambda name: name.startswith("poison"))
         # The lines of the log would be rendered at length, on the event loop.
