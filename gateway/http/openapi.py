@@ -35,6 +35,7 @@ _BODIES: dict[str, type] = {
         ModelList,
     )
 }
+_SECONDS = r"^([1-9][0-9]{0,4}(\.[0-9]{1,9})?|0\.[0-9]{0,8}[1-9])$"
 _RETRY_AFTER = {
     "Retry-After": {
         "description": "Seconds after which another try makes sense.",
@@ -133,7 +134,7 @@ def _generation(summary: str, request: type, answer: type) -> dict[str, Any]:
                 "name": "X-Request-Timeout",
                 "in": "header",
                 "description": "The seconds after which the answer is worth nothing any more.",
-                "schema": {"type": "string", "pattern": "^[0-9]{1,5}(\\.[0-9]{1,9})?$"},
+                "schema": {"type": "string", "pattern": _SECONDS},
             },
         ],
         "requestBody": {"required": True, "content": _json(request)},

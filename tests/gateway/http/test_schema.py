@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.schema import ChatRequest, CompletionRequest, GenerationRequest
+from gateway.http.schema import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    Message,
+    Speculation,
+    StreamOptions,
+)
 from gateway.http.to_request import ParsedRequest, parse_chat, parse_completion
 from gateway.requests import check_generate
 from outrider.params import InvalidParam
@@ -256,7 +264,9 @@ def test_limits_are_those_of_the_core(
     holder = request if field in ("n", "priority") else request.sampling
     for value in (low, high):
         parsed = parse(json.dumps(base | {field: value}).encode())
-        check_generate(parsed.request, vocab_size=VOCAB_SIZE, max_prompt_bytes=1000)
+        check_generate(
+            parsed.request, vocab_size=VOCAB_SIZE, max_prompt_bytes=1000, max_model_len=256
+        )
     for value, bound in ((low - step, "at least"), (high + step, "at most")):
         error = refusal(parse, base | {field: value})
         assert error.field == field
@@ -266,7 +276,7 @@ def test_limits_are_those_of_the_core(
         except ValueError:
             continue  # protobuf cannot carry it
         with pytest.raises(InvalidParam):
-            check_generate(request, vocab_size=VOCAB_SIZE, max_prompt_bytes=1000)
+            check_generate(request, vocab_size=VOCAB_SIZE, max_prompt_bytes=1000, max_model_len=256)
 
 
 @BOTH
@@ -278,3 +288,12 @@ def test_counts_fit_in_protobuf(parse: Parse, base: dict[str, Any], field: str) 
         "must be at most 4294967295, got 4294967296"
     )
     assert refusal(parse, base | {field: -1}).field == field
+
+
+def test_every_field_is_documented() -> None:
+    """docs/http.md names what is taken and what is refused."""
+    page = (Path(__file__).resolve().parents[3] / "docs" / "http.md").read_text()
+    kinds = (ChatRequest, CompletionRequest, Message, StreamOptions, Speculation)
+    names = {name for kind in kinds for name in (*kind.model_fields, *kind.unsupported)}
+    missing = {name for name in names if f"`{name}`" not in page and f".{name}`" not in page}
+    assert missing == set()
