@@ -92,7 +92,7 @@ def _fields(kind: type[GenerationRequest]) -> st.SearchStrategy[dict[str, Any]]:
 
 @BOTH
 @given(data=st.data())
-@settings(deadline=None)
+@settings(deadline=None, max_examples=50)
 def test_any_value_of_any_field(parse: Parse, base: dict[str, Any], data: st.DataObject) -> None:
     """A good request with some fields replaced by anything is parsed or refused."""
     kind = ChatRequest if parse is parse_chat else CompletionRequest
