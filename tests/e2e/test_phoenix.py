@@ -21,16 +21,11 @@ import pytest
 from outrider.serving.channel import open_channel
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc, sampling_pb2
-from tests.support.phoenix import (
-    INSTALL_S,
-    NotInstalled,
-    StoredSpan,
-    phoenix_python,
-    running_phoenix,
-)
+from tests.support.phoenix import StoredSpan, phoenix_python, running_phoenix
 from tests.support.processes import running_process
 from tests.support.tiny_models import make_tiny_model
 from tests.support.traced_stack import chat_request
+from tests.support.venvs import INSTALL_S
 
 # The first run has Phoenix to install.
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(INSTALL_S + 480)]
@@ -59,10 +54,7 @@ class Asked:
 @pytest.fixture(scope="module")
 def phoenix_interpreter() -> Path:
     """Of the environment that Phoenix is installed in."""
-    try:
-        return phoenix_python()
-    except NotInstalled as error:
-        pytest.skip(str(error))
+    return phoenix_python()
 
 
 def make_request(number: int) -> pb.GenerateRequest:

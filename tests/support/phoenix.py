@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator
@@ -27,22 +25,16 @@ from pathlib import Path
 from typing import Any
 
 from outrider.cli.demo import free_ports
-from outrider.models.store import cache_dir
 from tests.support.otlp import environment_for
 from tests.support.prometheus import read_page
+from tests.support.venvs import venv_python
 
 PACKAGE = "arize-phoenix==20.26.1"
-INSTALL_S = 1500.0
-"""850 MB; three minutes where nothing else runs."""
 START_S = 180.0
 """Its first start compiles all its modules."""
 STOP_S = 30.0
 _POLL_S = 0.1
 _PAGE = 1000
-
-
-class NotInstalled(Exception):
-    """It cannot be had here; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -139,35 +131,8 @@ def _stored(span: dict[str, Any]) -> StoredSpan:
 
 
 def phoenix_python() -> Path:
-    """The interpreter that has Phoenix, installed on first use. NotInstalled if that fails."""
-    folder = cache_dir() / "peers" / "phoenix"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    python, mark = folder / "bin" / "python", folder / "installed.txt"
-    with (folder.parent / ".phoenix.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (python.exists() and mark.exists() and mark.read_text() == PACKAGE):
-            _call(sys.executable, "-m", "venv", "--clear", str(folder))
-            pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-            _call(*pip, "--no-compile", PACKAGE)
-            mark.write_text(PACKAGE)
-    return python
-
-
-def _call(*command: str) -> None:
-    try:
-        done = subprocess.run(
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=INSTALL_S,
-        )
-    except subprocess.TimeoutExpired:
-        raise NotInstalled(f"{PACKAGE} was not installed within {INSTALL_S:.0f} s") from None
-    if done.returncode:
-        lines = done.stdout.strip().splitlines()
-        raise NotInstalled(f"{PACKAGE} cannot be installed: {lines[-1] if lines else 'no reason'}")
+    """The interpreter that has Phoenix, installed on first use; skips the test if that fails."""
+    return venv_python("phoenix", PACKAGE)
 
 
 @contextlib.asynccontextmanager
