@@ -20,6 +20,8 @@ MAX_REQUEST_ID_BYTES = 128
 MAX_LOGPROBS = 20
 MAX_CHOICES = 16
 MAX_PRIORITY = 100
+_LEAST_PENALTY = 9.999999974752427e-07
+"""1e-6 as it travels: in float32 it is a little less."""
 
 
 class InvalidParam(ValueError):
@@ -75,7 +77,7 @@ class SamplingParams:
         check_range("sampling.min_p", self.min_p, 0, 1)
         check_range("sampling.seed", self.seed, 0, MAX_SEED)
         # Beyond these a logit times or over it is no longer finite.
-        check_range("sampling.repetition_penalty", self.repetition_penalty, 1e-6, 1e6)
+        check_range("sampling.repetition_penalty", self.repetition_penalty, _LEAST_PENALTY, 1e6)
         check_range("sampling.frequency_penalty", self.frequency_penalty, -2, 2)
         check_range("sampling.presence_penalty", self.presence_penalty, -2, 2)
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

@@ -8,6 +8,7 @@ import pytest
 
 from outrider.params import SpeculationMode, SpeculationParams, StoppingParams, VerificationMode
 from outrider.serving.wire import (
+    sampling_from_proto,
     speculation_from_proto,
     speculation_to_proto,
     stopping_from_proto,
@@ -54,3 +55,21 @@ def test_speculation_there_and_back(
 def test_what_is_not_said_is_auto_and_exact() -> None:
     """The defaults of a client that knows nothing of drafts."""
     assert speculation_from_proto(sampling_pb2.SpeculationParams()) == SpeculationParams()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("temperature", 100.0),
+        ("top_p", 1e-30),
+        ("top_p", 1.0),
+        ("min_p", 1.0),
+        ("repetition_penalty", 1e-6),
+        ("repetition_penalty", 1e6),
+        ("frequency_penalty", -2.0),
+        ("presence_penalty", 2.0),
+    ],
+)
+def test_documented_limits_are_inside_once_they_have_travelled(field: str, value: float) -> None:
+    """Numbers travel as float32, which lies beside some of them."""
+    sampling_from_proto(sampling_pb2.SamplingParams(**{field: value})).validate(100)
