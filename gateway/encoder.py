@@ -6,16 +6,15 @@ cannot fit whatever its tokens are is refused before it costs anything.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
+from gateway.lane import Lane
 from gateway.requests import Prompt
 from gateway.templates import TemplateRefused
 from gateway.tokenizer import ModelTokenizer, TooLong
-from outrider.serving.device import DeviceThread
-from outrider.serving.errors import InvalidRequest, Overloaded
+from outrider.serving.errors import InvalidRequest
 
 _T = TypeVar("_T")
 
@@ -25,7 +24,6 @@ _LINE_PROMPTS = 16
 """How many of the largest prompts may wait for their turn; or as many bytes of smaller ones."""
 _ID_BYTES = 4
 """What a token's text has, about."""
-_RETRY_AFTER_S = 1.0
 
 
 class Encoder:
@@ -33,8 +31,8 @@ class Encoder:
 
     def __init__(self, tokenizer: ModelTokenizer, max_prompt_bytes: int) -> None:
         self._tokenizer = tokenizer
-        self._short = _Lane("tokenizer")
-        self._long = _Lane("tokenizer-long", _LINE_PROMPTS * max_prompt_bytes)
+        self._short = Lane("tokenizer")
+        self._long = Lane("tokenizer-long", _LINE_PROMPTS * max_prompt_bytes)
 
     async def encode(self, prompt: Prompt, max_tokens: int | None = None) -> list[int]:
         """The prompt's ids. Raises InvalidRequest, also for what cannot fit in `max_tokens`.
@@ -86,33 +84,3 @@ def _refusing(field: str) -> Iterator[None]:
         yield
     except (TemplateRefused, TooLong) as error:
         raise InvalidRequest(field, str(error)) from error
-
-
-class _Lane:
-    """A thread, and a line in front of it."""
-
-    def __init__(self, name: str, max_waiting_bytes: int | None = None) -> None:
-        """max_waiting_bytes: None for as many as there are requests."""
-        self._thread = DeviceThread(name)
-        self._turn = asyncio.Lock()
-        self._max_waiting_bytes = max_waiting_bytes
-        self._waiting_bytes = 0
-
-    async def run(self, num_bytes: int, call: Callable[[], _T]) -> _T:
-        waiting, limit = self._waiting_bytes, self._max_waiting_bytes
-        if waiting and limit is not None and waiting + num_bytes > limit:
-            raise Overloaded(
-                f"{waiting} bytes of long texts wait to be tokenized already", _RETRY_AFTER_S
-            )
-        self._waiting_bytes += num_bytes
-        try:
-            await self._turn.acquire()
-        finally:
-            self._waiting_bytes -= num_bytes
-        running = asyncio.ensure_future(self._thread.run(call))
-        # Who leaves does not stop the thread, and until that is free it is nobody's turn.
-        running.add_done_callback(lambda _: self._turn.release())
-        return await asyncio.shield(running)
-
-    def close(self) -> None:
-        self._thread.close()

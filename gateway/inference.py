@@ -158,6 +158,7 @@ class Inference:
             request,
             vocab_size=self._tokenizer.vocab_size,
             max_prompt_bytes=self._limits.max_prompt_bytes,
+            max_model_len=self._tokenizer.max_model_len,
         )
         caps = self._limits.caps.with_key(tenant.max_tokens)
         return replace(

@@ -62,9 +62,9 @@ class CheckedRequest:
 
 
 def check_generate(
-    request: pb.GenerateRequest, *, vocab_size: int, max_prompt_bytes: int
+    request: pb.GenerateRequest, *, vocab_size: int, max_prompt_bytes: int, max_model_len: int
 ) -> CheckedRequest:
-    """Raises InvalidRequest or InvalidParam. The prompt's length in tokens is not known yet."""
+    """Raises InvalidRequest or InvalidParam. A text's length in tokens is not known yet."""
     sampling = wire.sampling_from_proto(request.sampling)
     if not request.sampling.HasField("seed"):
         sampling = replace(sampling, seed=secrets.randbits(64))
@@ -75,6 +75,8 @@ def check_generate(
     answer = wire.answer_from_proto(request)
     answer.validate()
     check_request_id(request.request_id)
+    # Before anybody looks at each: there may be millions.
+    _check_room("token_ids.ids", len(request.token_ids.ids), max_model_len)
     check_range("priority", request.priority, -MAX_PRIORITY, MAX_PRIORITY)
     return CheckedRequest(
         request_id=request.request_id or uuid.uuid4().hex,
@@ -146,13 +148,7 @@ def fit_stopping(
     """`stopping` with max_tokens set: what was asked for, at most what the context has room for."""
     if num_prompt_tokens == 0:
         raise InvalidRequest(prompt.field, "holds no token")
-    room = max_model_len - num_prompt_tokens
-    if room < 1:
-        raise InvalidRequest(
-            prompt.field,
-            f"the prompt has {num_prompt_tokens} tokens, which leaves no room for an answer in "
-            f"the context of {max_model_len}",
-        )
+    room = _check_room(prompt.field, num_prompt_tokens, max_model_len)
     if stopping.min_tokens > room:
         raise InvalidRequest(
             "stopping.min_tokens",
@@ -160,6 +156,18 @@ def fit_stopping(
             f"{num_prompt_tokens}, got {stopping.min_tokens}",
         )
     return replace(stopping, max_tokens=min(stopping.max_tokens or room, room))
+
+
+def _check_room(field: str, num_prompt_tokens: int, max_model_len: int) -> int:
+    """Tokens that an answer may have. Raises InvalidRequest if that is none."""
+    room = max_model_len - num_prompt_tokens
+    if room < 1:
+        raise InvalidRequest(
+            field,
+            f"the prompt has {num_prompt_tokens} tokens, which leaves no room for an answer in "
+            f"the context of {max_model_len}",
+        )
+    return room
 
 
 def _check_chat(chat: pb.Chat, max_prompt_bytes: int) -> Messages:

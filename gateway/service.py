@@ -151,9 +151,11 @@ class GatewayService:
         tls = ssl_context(self.tls) if self.tls else None
         if tls is None and not is_loopback(settings.http_host):
             log.warning("other machines can reach the HTTP port, and it has no TLS")
-        async with serving_http(app, settings.http_host, settings.http_port, tls=tls) as server:
-            self._http = server
-            yield server.port
+        front = serving_http(app, settings.http_host, settings.http_port, tls=tls)
+        with contextlib.closing(app):
+            async with front as server:
+                self._http = server
+                yield server.port
 
     async def drain(self) -> None:
         """Refuse new requests; running ones end by themselves or with the grace time."""

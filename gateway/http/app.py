@@ -22,6 +22,7 @@ from gateway.http.reply import Reply
 from gateway.http.to_answer import ChatAnswer, CompletionAnswer
 from gateway.http.to_request import parse_chat, parse_completion
 from gateway.inference import Inference
+from gateway.lane import Lane
 from outrider.params import InvalidParam
 from outrider.serving.errors import EngineFailed, NotFound, OutriderError, Unavailable
 from outrider.serving.health import Health
@@ -59,8 +60,9 @@ class HttpApp:
         self._started_s = int(time.time())
         self._document = to_json(openapi_document())
         bodies = Bodies(max_body_bytes)
-        chat = Generation(inference, bodies, parse_chat, ChatAnswer)
-        completion = Generation(inference, bodies, parse_completion, CompletionAnswer)
+        self._large_bodies = large = Lane("json")  # as many wait as `bodies` lets in
+        chat = Generation(inference, bodies, large, parse_chat, ChatAnswer)
+        completion = Generation(inference, bodies, large, parse_completion, CompletionAnswer)
         routes = [
             _route("POST", "/v1/chat/completions", chat),
             _route("POST", "/v1/completions", completion),
@@ -71,6 +73,10 @@ class HttpApp:
             _route("GET", "/openapi.json", self._openapi),
         ]
         self._router = Router(routes, redirect_slashes=False, default=_not_found)
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._large_bodies.close()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request. Every error becomes its answer here, and nothing is raised."""

@@ -15,8 +15,13 @@ from gateway.http.reply import Reply
 from gateway.http.to_answer import About, ChatAnswer, CompletionAnswer
 from gateway.http.to_request import ParsedRequest
 from gateway.inference import Inference
+from gateway.lane import Lane
 from outrider.params import InvalidParam
 from outrider.serving.errors import DeadlinePassed, OutriderError
+
+_QUICK_BYTES = 16 * 1024
+"""Up to this size a body is understood in a few milliseconds; one of four megabytes takes a second.
+"""
 
 
 class Generation:
@@ -26,11 +31,14 @@ class Generation:
         self,
         inference: Inference,
         bodies: Bodies,
+        large: Lane,
         parse: Callable[[bytes], ParsedRequest],
         answer: type[ChatAnswer] | type[CompletionAnswer],
     ) -> None:
+        """large: where large bodies are understood."""
         self._inference = inference
         self._bodies = bodies
+        self._large = large
         self._parse = parse
         self._answer = answer
 
@@ -62,7 +70,10 @@ class Generation:
         if error is not None:
             raise error
         async with _in_time(caller), self._bodies.read(caller, receive) as body:
-            parsed = self._parse(body)
+            if len(body) <= _QUICK_BYTES:
+                parsed = self._parse(body)
+            else:
+                parsed = await self._large.run(len(body), lambda: self._parse(body))
         parsed.request.request_id = caller.request_id
         return parsed
 

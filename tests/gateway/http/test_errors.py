@@ -126,7 +126,7 @@ def test_the_cores_refusals_name_the_jsons_fields(fields: dict[str, object], par
     body = {"model": "m", "prompt": "Hi"} | fields
     request = parse_completion(json.dumps(body).encode()).request
     with pytest.raises((InvalidRequest, InvalidParam)) as caught:
-        check_generate(request, vocab_size=512, max_prompt_bytes=1000)
+        check_generate(request, vocab_size=512, max_prompt_bytes=1000, max_model_len=256)
     assert json.loads(error_body(caught.value)[2])["error"]["param"] == param
 
 
@@ -139,7 +139,9 @@ def test_a_prompt_that_leaves_no_room() -> None:
         (parse_completion, {"model": "m", "prompt": [1]}, "prompt"),
     ):
         request = parse(json.dumps(body).encode()).request
-        prompt = check_generate(request, vocab_size=512, max_prompt_bytes=1000).prompt
+        prompt = check_generate(
+            request, vocab_size=512, max_prompt_bytes=1000, max_model_len=256
+        ).prompt
         with pytest.raises(InvalidRequest) as caught:
             fit_stopping(StoppingParams(), prompt, 300, 256)
         detail = json.loads(error_body(caught.value)[2])["error"]
