@@ -72,3 +72,21 @@ async def test_following_goes_on_behind_every_error(monkeypatch: pytest.MonkeyPa
     assert calls == ["look up", *["look up", "take"] * 2]
     assert [str(entry["exc_info"]) for entry in entries] == ["no name server", "no memory"]
     assert {entry["log_level"] for entry in entries} == {"error"}
+
+
+async def test_an_address_has_the_host_that_it_was_found_by() -> None:
+    """A certificate is for the name that is configured; for an address it is the address."""
+
+    async def resolve(address: str) -> set[str]:
+        return {"10.0.0.1:1", "[fd00::1]:1"} if address == "draft.svc:1" else {address}
+
+    names = Names(["draft.svc:1", "10.0.0.9:1", "[::1]:1"], resolve)
+    await names.look_up()
+    for address, host in [
+        ("10.0.0.1:1", "draft.svc"),
+        ("[fd00::1]:1", "draft.svc"),
+        ("10.0.0.9:1", "10.0.0.9"),
+        ("[::1]:1", "::1"),
+        ("10.0.0.7:1", "10.0.0.7"),
+    ]:
+        assert names.host_of(address) == host
