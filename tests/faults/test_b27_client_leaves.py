@@ -15,34 +15,27 @@ import asyncio
 import contextlib
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import grpc
 import pytest
 
-from draft_service.service import DraftService
 from outrider.serving.channel import open_channel
-from outrider.serving.server import listening
-from outrider.serving.settings import DraftSettings
-from protos.outrider.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from tests.support.in_process import HOST, Target, running_target
-from tests.support.relay import Relay
-from tests.support.tiny_models import make_tiny_model
-from tests.support.token_streams import (
-    OFF,
-    assert_counts_balance,
-    greedy,
-    quiet_status,
-    wait_until,
+from protos.outrider.v1 import target_pb2, target_pb2_grpc
+from tests.support.leaving import (
+    MAX_SEQUENCES,
+    Server,
+    best_latency_s,
+    check_all_is_free,
+    serving,
 )
+from tests.support.tiny_models import make_tiny_model
+from tests.support.token_streams import OFF, greedy, wait_until
 
 pytestmark = pytest.mark.timeout(60)  # the first one makes the model too
 
 CAP = 2000
-MAX_SEQUENCES = 10
 _ROOT = Path(__file__).resolve().parents[2]
 _CLIENT = """
 import os, sys, threading, grpc
@@ -65,42 +58,6 @@ for _ in range(int(sys.argv[2])):
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Long enough for 2,000 tokens behind a long prompt."""
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", max_len=4096)
-
-
-@dataclass(frozen=True)
-class Server:
-    """A target, its drafter and a network between clients and the target."""
-
-    target: Target
-    drafter: draft_pb2_grpc.DraftStub
-    relay: Relay
-
-    async def draft_sessions(self) -> int:
-        """Sequences open at the drafter."""
-        status = await self.drafter.GetStatus(draft_pb2.DraftGetStatusRequest(), timeout=5)
-        return status.load.sessions
-
-
-@contextlib.asynccontextmanager
-async def serving(model: Path) -> AsyncIterator[Server]:
-    """Both real services in this process, the drafter connected."""
-    async with contextlib.AsyncExitStack() as stack:
-        draft = DraftService(DraftSettings(port=0))
-        listen = await stack.enter_async_context(listening(draft, HOST, 0))
-        address = f"{HOST}:{listen.port}"
-        target = await stack.enter_async_context(
-            running_target(
-                model, address, kv_tokens=32768, step_tokens=64, max_sequences=MAX_SEQUENCES
-            )
-        )
-        relay = await stack.enter_async_context(Relay(target.address))
-        channel = await stack.enter_async_context(open_channel(address))
-
-        async def connected() -> bool:
-            return (await target.status()).drafters[0].state == "ready"
-
-        await wait_until(connected, 5)
-        yield Server(target, draft_pb2_grpc.DraftStub(channel), relay)
 
 
 def request(number: int, prompt_len: int = 3) -> target_pb2.TokenRequest:
@@ -202,13 +159,10 @@ async def close_while_queued(server: Server, count: int) -> None:
         channel = open_channel(server.target.address)
         queued = Crowd(channel, count)
 
-        async def waiting(expected: int) -> bool:
-            return (await server.target.status()).load.waiting == expected
-
-        await wait_until(lambda: waiting(count), 5)
+        await server.wait_waiting(count, 5)
         await channel.close()
         await queued.wait_gone(grpc.StatusCode.CANCELLED)
-        await wait_until(lambda: waiting(0), 2)
+        await server.wait_waiting(0, 2)
         assert (await server.target.status()).load.running == MAX_SEQUENCES
         had = list(running.chunks)
 
@@ -257,25 +211,6 @@ WAYS: dict[str, Leave] = {
 }
 
 
-async def check_all_is_free(server: Server) -> None:
-    """The right state after everybody has left; the last exit was just now."""
-    status = await quiet_status(server.target, timeout_s=2.0)
-
-    async def no_sessions() -> bool:
-        return await server.draft_sessions() == 0
-
-    await wait_until(no_sessions, 2.0)
-    assert status.pool.free == status.pool.total
-    assert_counts_balance(status)
-    await asyncio.sleep(0.2)
-    later = await server.target.status()
-    assert later.load.generated_tokens == status.load.generated_tokens
-    # The step that was on the device when they left still ends.
-    assert later.load.steps <= status.load.steps + 1
-    assert later.load.failed == 0
-    assert later.drafters[0].sequences == 0
-
-
 @pytest.mark.parametrize("way", WAYS)
 async def test_whoever_leaves_leaves_nothing_behind(way: str, model: Path) -> None:
     """Each way of leaving frees everything within 2 s, counts as cancelled, and the next request
@@ -293,28 +228,20 @@ async def test_whoever_leaves_leaves_nothing_behind(way: str, model: Path) -> No
         assert await server.target.ids(short) == expected
 
 
-async def _latency_s(server: Server) -> float:
-    """Time of a short request when nothing else runs: the best of many, as other programs disturb
-    the rest; without drafts, whose number depends on the costs that the target has learned."""
-    times = []
-    for _ in range(40):
-        started = time.monotonic()
-        await server.target.ids(greedy([9, 8, 7], 12, OFF))
-        times.append(time.monotonic() - started)
-        await asyncio.sleep(0.02)
-    return min(times)
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_seventy_requests_leave_five_times_over(model: Path) -> None:
     """70 requests of 2,000 tokens, ten a way of leaving, five times on one server: all is free
     after each way, and a short request is then within 20 % of its time on the fresh server."""
     async with serving(model) as server:
-        await _latency_s(server)  # warm
-        fresh_s = await _latency_s(server)
+
+        async def ask() -> None:
+            await server.target.ids(greedy([9, 8, 7], 12, OFF))
+
+        await best_latency_s(ask)  # warm
+        fresh_s = await best_latency_s(ask)
         for _ in range(5):
             for leave in WAYS.values():
                 await leave(server, 10)
                 await check_all_is_free(server)
-        assert await _latency_s(server) <= 1.2 * fresh_s
+        assert await best_latency_s(ask) <= 1.2 * fresh_s
