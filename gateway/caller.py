@@ -22,6 +22,8 @@ class Caller(Protocol):
 
     name: str
     """Of what is called, from a fixed set; the name of the span of a call that is no request."""
+    request_id: str
+    """What the client knows the call by, if not by its message's `request_id`; else empty."""
 
     def header(self, name: str) -> str | None:
         """What was sent under this lower-case name."""
@@ -47,12 +49,14 @@ class Caller(Protocol):
     def span_attributes(self) -> Attributes:
         """The door's own, at the beginning."""
 
-    def result_attributes(self, code: grpc.StatusCode) -> Attributes:
-        """The door's own, at the end; `code` is how the request ended."""
+    def result_attributes(self, code: grpc.StatusCode, error: BaseException | None) -> Attributes:
+        """The door's own, at the end; `code` is how the request ended, `error` what ended it."""
 
 
 class GrpcCaller:
     """A client of the gRPC port."""
+
+    request_id = ""
 
     def __init__(self, method: str, context: _Context, unread: UnreadStreams) -> None:
         """method: its full name, without a leading slash."""
@@ -90,6 +94,6 @@ class GrpcCaller:
         """Of the conventions for RPC."""
         return {"rpc.system.name": "grpc", "rpc.method": self.name}
 
-    def result_attributes(self, code: grpc.StatusCode) -> Attributes:
+    def result_attributes(self, code: grpc.StatusCode, error: BaseException | None) -> Attributes:
         """Of the conventions for RPC."""
         return {"rpc.response.status_code": code.name}

@@ -10,7 +10,7 @@ import grpc
 
 from outrider.params import InvalidParam
 from outrider.serving.deadline import Deadline
-from outrider.serving.errors import InvalidRequest, NotFound, OutriderError
+from outrider.serving.errors import OutriderError
 from outrider.serving.open_calls import SHUTTING_DOWN
 
 Code = grpc.StatusCode
@@ -67,11 +67,9 @@ def judge(error: BaseException, *, delivering: bool, deadline: Deadline) -> Endi
 
 
 def _describe(error: BaseException) -> tuple[Code, str]:
-    if isinstance(error, InvalidRequest | InvalidParam):
+    if isinstance(error, InvalidParam):
         # Its message may quote what the client has sent.
         return Code.INVALID_ARGUMENT, f"{error.field} is not valid"
-    if isinstance(error, NotFound):
-        return Code.NOT_FOUND, "this model is not served here"
     if isinstance(error, OutriderError):
-        return error.code, str(error)
+        return error.code, error.reason
     return Code.INTERNAL, type(error).__name__

@@ -81,13 +81,14 @@ class RequestRecord:
         self._metrics.totals.started += 1
         self._span: Span = INVALID_SPAN
         with self._metrics.faults:
+            request_id = caller.request_id
             if isinstance(request, pb.GenerateRequest):
-                self._fields["request_id"] = request.request_id[:MAX_REQUEST_ID_BYTES]
-            self._span = spans.start(shared.tracing, shared.model, request, caller)
+                request_id = request.request_id[:MAX_REQUEST_ID_BYTES]
+            if request_id:
+                self._fields["request_id"] = request_id
+            self._span = spans.start(shared.tracing, shared.model, request, request_id, caller)
             # Of the call's own task: whatever is logged on its way says whose it is.
-            structlog.contextvars.bind_contextvars(
-                request_id=self._fields.get("request_id", ""), **log_ids(self._span)
-            )
+            structlog.contextvars.bind_contextvars(request_id=request_id, **log_ids(self._span))
 
     @property
     def metadata(self) -> tuple[tuple[str, str], ...]:
@@ -194,7 +195,7 @@ class RequestRecord:
         with self._metrics.faults:
             self._write_line(ending, facts)
         with self._metrics.faults:
-            spans.end(self._span, self._shared.model, ending, facts, self._caller)
+            spans.end(self._span, self._shared.model, ending, facts, self._caller, error)
 
     def _judge(self, error: BaseException | None) -> Ending:
         complete = (

@@ -14,7 +14,6 @@ from opentelemetry.util.types import AttributeValue
 from gateway.caller import Caller
 from gateway.ending import Ending, Outcome
 from gateway.requests import CheckedRequest
-from outrider.params import MAX_REQUEST_ID_BYTES
 from outrider.serving.tracing import Tracing, remote_context
 from protos.outrider.v1 import inference_pb2 as pb
 
@@ -25,10 +24,19 @@ _FACTS = ("key", "target", "moves", "rounds", "drafted", "accepted", "time_to_fi
 
 
 def start(
-    tracing: Tracing, served: str, request: pb.GenerateRequest | Exception, caller: Caller
+    tracing: Tracing,
+    served: str,
+    request: pb.GenerateRequest | Exception,
+    request_id: str,
+    caller: Caller,
 ) -> Span:
-    """The span of a request that has arrived; a child of the caller's, if that says so."""
+    """The span of a request that has arrived; a child of the caller's, if that says so.
+
+    request_id: empty if there is none yet.
+    """
     attributes = caller.span_attributes() | {"gen_ai.provider.name": "outrider"}
+    if request_id:
+        attributes["outrider.request_id"] = request_id
     name = caller.name
     if isinstance(request, pb.GenerateRequest):
         operation = "chat" if request.WhichOneof("input") == "chat" else "text_completion"
@@ -37,7 +45,6 @@ def start(
         attributes |= {
             "gen_ai.operation.name": operation,
             "gen_ai.request.model": model[:_MAX_NAME],
-            "outrider.request_id": request.request_id[:MAX_REQUEST_ID_BYTES],
         }
     return tracing.tracer.start_span(
         name,
@@ -70,12 +77,20 @@ def describe(span: Span, checked: CheckedRequest) -> None:
     span.set_attributes(attributes)
 
 
-def end(span: Span, served: str, ending: Ending, facts: dict[str, Any], caller: Caller) -> None:
-    """The request is over; `facts` are its record's."""
+def end(
+    span: Span,
+    served: str,
+    ending: Ending,
+    facts: dict[str, Any],
+    caller: Caller,
+    error: BaseException | None,
+) -> None:
+    """The request is over, by `error` if there was one; `facts` are its record's."""
     if not span.is_recording():
         return
     try:
-        span.set_attributes(caller.result_attributes(ending.code) | _result(served, ending, facts))
+        of_the_door = caller.result_attributes(ending.code, error)
+        span.set_attributes(of_the_door | _result(served, ending, facts))
         if ending.error_type and ending.outcome is not Outcome.CANCELLED:
             span.set_status(Status(StatusCode.ERROR, ending.reason))
     finally:

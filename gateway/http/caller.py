@@ -14,7 +14,8 @@ from starlette.types import Scope
 from gateway.caller import Attributes
 from gateway.http.connection import CONNECTION, Connection
 from gateway.http.errors import status_of
-from outrider.params import MAX_REQUEST_ID_BYTES
+from gateway.http.refusals import answer_to
+from outrider.params import MAX_REQUEST_ID_BYTES, InvalidParam
 from outrider.serving.errors import InvalidRequest, OutriderError, Unavailable
 
 MAX_TIMEOUT_S = 604_800
@@ -111,9 +112,14 @@ class HttpCaller:
             "url.scheme": self._scheme,
         }
 
-    def result_attributes(self, code: grpc.StatusCode) -> Attributes:
+    def result_attributes(self, code: grpc.StatusCode, error: BaseException | None) -> Attributes:
         """Of the conventions for HTTP. There is no status if the client left before it had one."""
-        status = self.status or (None if self.left else status_of(code))
+        status = self.status
+        if status is None and not self.left:  # the answer is still to come
+            if isinstance(error, OutriderError | InvalidParam):
+                status = answer_to(error)[0]
+            else:
+                status = status_of(code)
         return {"http.response.status_code": status} if status else {}
 
     def _give_up(self, on_stall: Callable[[OutriderError], None]) -> None:

@@ -47,7 +47,7 @@ def _text_of_part(part: object, index: int) -> str:
         if name in _UNSUPPORTED:
             check_neutral(given, _UNSUPPORTED[name], index, name)
         elif name not in ("type", "text"):
-            raise problem("is not a field that is known here", index, name)
+            raise problem("is not a field that is known here", index, theirs=name)
     if "type" not in part:
         raise problem("must be set", index, "type")
     if part["type"] != "text":

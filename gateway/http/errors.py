@@ -88,7 +88,7 @@ def error_body(error: OutriderError | InvalidParam) -> tuple[int, dict[str, str]
 
 def status_of(code: grpc.StatusCode) -> int:
     """The HTTP status for a gRPC one."""
-    return _KINDS.get(code, INTERNAL).status
+    return 200 if code is grpc.StatusCode.OK else _KINDS.get(code, INTERNAL).status
 
 
 def error_json(message: str, kind: Kind, param: str | None = None) -> bytes:

@@ -27,16 +27,21 @@ from outrider.params import MAX_LOGIT_BIAS, MAX_STOP_STRING_CHARS, MAX_STOP_STRI
 
 MAX_UINT32 = 2**32 - 1
 NAMED = "named"
-"""Type of our own errors; their context holds `message`, and `name` for a field further in."""
+"""Type of our own errors; their context holds `message`, and `name` for a field further in.
+
+Behind it, in `theirs`, stands a name that the client made up: it is told that, and no log is.
+"""
 
 _TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,9}")
 
 Neutral = tuple[object, ...]
 
 
-def problem(message: str, *name: str | int) -> PydanticCustomError:
+def problem(message: str, *name: str | int, theirs: str | None = None) -> PydanticCustomError:
     """To raise in a validator. `name` leads on from the value that is being validated."""
-    return PydanticCustomError(NAMED, "{message}", {"message": message, "name": name})
+    made_up = () if theirs is None else (theirs,)
+    context = {"message": message, "name": name, "theirs": made_up}
+    return PydanticCustomError(NAMED, "{message}", context)
 
 
 class RequestObject(BaseModel):
@@ -61,7 +66,7 @@ class RequestObject(BaseModel):
             elif name in cls.model_fields:
                 known[name] = given
             else:  # here, because pydantic would collect all of them first
-                raise problem("is not a field that is known here", name)
+                raise problem("is not a field that is known here", theirs=name)
         return known
 
     @classmethod
@@ -111,7 +116,7 @@ def _ids_of_logit_bias(value: object) -> object:
         raise problem(f"at most {MAX_LOGIT_BIAS} entries, got {len(value)}")
     for name in value:
         if not (_TOKEN_ID.fullmatch(name) and int(name) <= MAX_UINT32):
-            raise problem("its keys must be token ids in decimal digits", name)
+            raise problem("its keys must be token ids in decimal digits", theirs=name)
     return {int(name): each for name, each in value.items()}
 
 

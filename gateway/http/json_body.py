@@ -10,7 +10,7 @@ import re
 from typing import Any, NoReturn
 
 from outrider.serving.errors import InvalidRequest
-from outrider.text import is_text
+from outrider.text import is_text, one_line
 
 BODY = "body"
 """The field of an error that lies in no field."""
@@ -48,7 +48,7 @@ def spell(path: Path) -> str:
         if isinstance(part, int) or part.isdecimal():
             parts.append(f"[{part}]")
         else:
-            name = part[:_MAX_NAME_CHARS].encode(errors="replace").decode()
+            name = one_line(part[:_MAX_NAME_CHARS].encode(errors="replace").decode())
             parts.append(f".{name}" if parts else name)
     return "".join(parts) or BODY
 
@@ -59,13 +59,18 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen = set()
         for name, _ in pairs:
             if name in seen:
-                raise InvalidRequest(spell((name,)), "is given more than once")
+                raise InvalidRequest(spell((name,)), "is given more than once", place=BODY)
             seen.add(name)
     return value
 
 
 def _refuse_constant(name: str) -> NoReturn:
     raise InvalidRequest(BODY, f"is not JSON: {name} is no number there")
+
+
+def _half_a_pair(path: Path) -> InvalidRequest:
+    # Nobody knows yet which names on the way are fields.
+    return InvalidRequest(spell(path), "holds half of a surrogate pair", place=BODY)
 
 
 def _check_text(value: Any) -> None:
@@ -75,7 +80,7 @@ def _check_text(value: Any) -> None:
         path, value = waiting.pop()
         if isinstance(value, str):
             if not is_text(value):
-                raise InvalidRequest(spell(path), "holds half of a surrogate pair")
+                raise _half_a_pair(path)
         elif isinstance(value, list):
             waiting.extend(
                 ((*path, index), each)
@@ -85,5 +90,5 @@ def _check_text(value: Any) -> None:
         elif isinstance(value, dict):
             for name, each in value.items():
                 if not is_text(name):
-                    raise InvalidRequest(spell((*path, name)), "holds half of a surrogate pair")
+                    raise _half_a_pair((*path, name))
                 waiting.append(((*path, name), each))

@@ -27,7 +27,9 @@ def first_problem(error: ValidationError) -> InvalidRequest:
     context: _Context = found.get("ctx", {})
     path = found["loc"]
     if found["type"] == NAMED:
-        return InvalidRequest(spell((*path, *context["name"])), str(context["message"]))
+        place = (*path, *context["name"])
+        field = (*place, *context["theirs"])
+        return InvalidRequest(spell(field), str(context["message"]), place=spell(place))
     say = _MESSAGES.get(found["type"])
     if say is None:
         return InvalidRequest(spell(path), found["msg"])

@@ -25,6 +25,11 @@ class HttpRefusal(OutriderError):
         self.status = status
         self.headers = dict(headers or {})
 
+    @property
+    def reason(self) -> str:
+        """The status in words. The message may quote what was sent."""
+        return HTTPStatus(self.status).phrase
+
 
 def answer_to(error: OutriderError | InvalidParam) -> Answer:
     """What a client gets for an error."""

@@ -24,16 +24,28 @@ class OutriderError(Exception):
 
     code = grpc.StatusCode.INTERNAL
 
+    @property
+    def reason(self) -> str:
+        """The message as logs and traces may have it: it quotes nothing that a caller has sent."""
+        return str(self)
+
 
 class InvalidRequest(OutriderError):
     """A field of the request is outside its limits."""
 
     code = grpc.StatusCode.INVALID_ARGUMENT
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, *, place: str = "") -> None:
+        """place: the part of `field` that is no name of the caller's making; empty: all of it."""
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+        self._place = place or field
+
+    @property
+    def reason(self) -> str:
+        """Where it is wrong. The message may quote what was sent."""
+        return f"{self._place} is not valid"
 
 
 class Unauthenticated(OutriderError):
@@ -43,9 +55,14 @@ class Unauthenticated(OutriderError):
 
 
 class NotFound(OutriderError):
-    """What the request names does not exist here."""
+    """The model that the request names does not exist here."""
 
     code = grpc.StatusCode.NOT_FOUND
+
+    @property
+    def reason(self) -> str:
+        """Without the name."""
+        return "this model is not served here"
 
 
 class Incompatible(OutriderError):

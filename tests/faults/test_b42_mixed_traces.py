@@ -16,15 +16,16 @@ import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import grpc
 import pytest
 
 from outrider.serving.channel import open_channel
+from protos.outrider.v1 import target_pb2, target_pb2_grpc
 from tests.support.doors import Door, GrpcDoor, Headers, HttpDoor, http_port
 from tests.support.gateways import Gateway
-from tests.support.in_process import Target
 from tests.support.otlp import Seen, Spans, collector
 from tests.support.processes import running_process
-from tests.support.token_requests import wait_for_drafters
+from tests.support.token_streams import wait_until
 from tests.support.traced_stack import assert_whole, chain_under, traced_stack
 
 NUM_TOKENS = 40
@@ -118,6 +119,13 @@ async def test_traces_of_requests_that_share_steps(tiny_model: Path, name: str) 
         await stack.wait_ended()
 
 
+async def drafters_are_ready(channel: grpc.aio.Channel) -> bool:
+    """All have shaken hands with the target at the other end."""
+    request = target_pb2.TargetGetStatusRequest()
+    status = await target_pb2_grpc.TargetStub(channel).GetStatus(request, timeout=5)
+    return all(each.state == "ready" for each in status.drafters)
+
+
 @contextlib.asynccontextmanager
 async def processes(model: Path, folder: Path, spans: Spans) -> AsyncIterator[dict[str, Door]]:
     """The doors of the three services as they are deployed, with their spans to a collector."""
@@ -138,7 +146,7 @@ async def processes(model: Path, folder: Path, spans: Spans) -> AsyncIterator[di
     ):
         await gateway.wait_serving()
         async with open_channel(target.address) as channel:
-            await wait_for_drafters(Target(None, channel, target.address, 0))
+            await wait_until(lambda: drafters_are_ready(channel), 15)
         async with open_channel(gateway.address) as channel:
             yield {
                 "grpc": GrpcDoor(Gateway(gateway.address, channel, None)),
