@@ -47,6 +47,8 @@ class Script:
     """GetStatus never answers."""
     first_index_shift: int = 0
     """Added to first_index from the second chunk on."""
+    every_choice: bool = False
+    """Play it for each of the n choices, one after the other; else for the first alone."""
     gate: asyncio.Event | None = None
     """Waited for before the first chunk."""
 
@@ -63,6 +65,10 @@ class Seen:
     cancelled: int = 0
     finished: int = 0
     tokens_sent: int = 0
+
+
+class _EndsEarly(Exception):
+    """The stream ends without a finish."""
 
 
 class ScriptedTarget(target_pb2_grpc.TargetServicer):
@@ -102,6 +108,20 @@ class ScriptedTarget(target_pb2_grpc.TargetServicer):
         context.add_done_callback(lambda _: self._ended(done))
         if script.gate is not None:
             await script.gate.wait()
+        try:
+            for choice in range(max(1, request.n) if script.every_choice else 1):
+                async for chunk in self._play(request, choice):
+                    yield chunk
+                    seen.tokens_sent += len(chunk.tokens)
+        except _EndsEarly:
+            return
+        done = True
+
+    async def _play(
+        self, request: target_pb2.TokenRequest, choice: int
+    ) -> AsyncIterator[target_pb2.TokenChunk]:
+        """The chunks of one choice."""
+        script = self.script
         ids, reason = self._answer(request)
         sent = len(request.resumed_token_ids)
         while sent < len(ids):
@@ -109,15 +129,11 @@ class ScriptedTarget(target_pb2_grpc.TargetServicer):
             if script.hang_after is not None and sent >= script.hang_after:
                 await asyncio.Event().wait()
             if script.fail_after is not None and sent >= script.fail_after:
-                if script.failure is not None:
-                    raise script.failure
-                return
+                raise script.failure or _EndsEarly
             block = ids[sent : sent + script.block]
             is_last = sent + len(block) == len(ids)
-            yield self._chunk(request, block, sent, reason if is_last else None)
+            yield self._chunk(request, choice, block, sent, reason if is_last else None)
             sent += len(block)
-            seen.tokens_sent += len(block)
-        done = True
 
     async def GetStatus(
         self, request: target_pb2.TargetGetStatusRequest, context: grpc.aio.ServicerContext
@@ -153,12 +169,14 @@ class ScriptedTarget(target_pb2_grpc.TargetServicer):
     def _chunk(
         self,
         request: target_pb2.TokenRequest,
+        choice: int,
         block: Sequence[int],
         sent: int,
         reason: sampling_pb2.FinishReason | None,
     ) -> target_pb2.TokenChunk:
         shift = self.script.first_index_shift if sent else 0
         chunk = target_pb2.TokenChunk(
+            index=choice,
             first_index=sent + shift,
             tokens=[
                 sampling_pb2.GeneratedToken(id=token_id, drafted=index < len(block) - 1)
