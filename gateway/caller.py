@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import grpc
 from opentelemetry.util.types import AttributeValue
@@ -15,6 +15,8 @@ from outrider.serving.unread import UnreadStreams
 _Context = Any  # grpc.aio.ServicerContext: generic over both message types
 
 Attributes = dict[str, AttributeValue]
+Door = Literal["grpc", "http"]
+DOORS: Sequence[Door] = ("grpc", "http")
 
 
 class Caller(Protocol):
@@ -22,6 +24,8 @@ class Caller(Protocol):
 
     name: str
     """Of what is called, from a fixed set; the name of the span of a call that is no request."""
+    door: Door
+    """Where it came in."""
     request_id: str
     """What the client knows the call by, if not by its message's `request_id`; else empty."""
 
@@ -56,6 +60,7 @@ class Caller(Protocol):
 class GrpcCaller:
     """A client of the gRPC port."""
 
+    door: Door = "grpc"
     request_id = ""
 
     def __init__(self, method: str, context: _Context, unread: UnreadStreams) -> None:

@@ -13,7 +13,9 @@ from dataclasses import dataclass, field
 from prometheus_client import CollectorRegistry, Histogram
 from prometheus_client.core import Metric
 
+from gateway.caller import DOORS, Door
 from gateway.ending import Code, Ending, Outcome
+from gateway.http.totals import HttpTotals
 from outrider.serving.faults import Faults
 from outrider.serving.metrics import SECONDS_BUCKETS, Snapshot, counter, counters, gauge, gauges
 
@@ -25,7 +27,7 @@ _ERRORS = [code for code in Code if code not in (Code.OK, Code.CANCELLED)]
 class Totals:
     """Since the start."""
 
-    started: int = 0
+    started_by_door: dict[Door, int] = field(default_factory=lambda: dict.fromkeys(DOORS, 0))
     ended: dict[Outcome, int] = field(default_factory=lambda: dict.fromkeys(Outcome, 0))
     by_code: dict[Code, int] = field(default_factory=lambda: dict.fromkeys(_ERRORS, 0))
     by_reason: dict[str, int] = field(default_factory=lambda: dict.fromkeys(FINISH_REASONS, 0))
@@ -37,6 +39,12 @@ class Totals:
     delivered_tokens: int = 0
     withheld_tokens: int = 0
     """Generated, and of no use to the client: behind a stop string, or it had left."""
+    http: HttpTotals = field(default_factory=HttpTotals)
+
+    @property
+    def started(self) -> int:
+        """Requests that arrived, by whatever door."""
+        return sum(self.started_by_door.values())
 
     @property
     def running(self) -> int:
@@ -76,6 +84,10 @@ class GatewayMetrics:
         )
         registry.register(Snapshot(self._families))
 
+    def started(self, door: Door) -> None:
+        """A request has arrived there."""
+        self.totals.started_by_door[door] += 1
+
     def ended(self, ending: Ending, finish_reason: str) -> None:
         """A request has; `finish_reason` only counts for one that finished."""
         self.totals.ended[ending.outcome] += 1
@@ -87,6 +99,12 @@ class GatewayMetrics:
     def _families(self) -> Iterator[Metric]:
         totals = self.totals
         yield counter("requests_started", "Requests that arrived.", totals.started)
+        yield counters(
+            "requests_started_by_door",
+            "Requests that arrived, by where they came in.",
+            "door",
+            {door: count for door, count in totals.started_by_door.items()},
+        )
         yield counters(
             "requests",
             "Requests that ended, by how.",
@@ -122,4 +140,21 @@ class GatewayMetrics:
         yield gauges(
             "targets", "Target addresses, by whether they can be asked.", "state", self._targets()
         )
+        yield from _of_http(totals.http)
         yield counter("telemetry_errors", "Errors of logs, traces and metrics.", self.faults.count)
+
+
+def _of_http(totals: HttpTotals) -> Iterator[Metric]:
+    yield counters(
+        "http_answers",
+        "Answers of the HTTP port to whatever came, by the class of their status.",
+        "status",
+        totals.answers,
+    )
+    yield counters(
+        "http_connections",
+        "Connections to the HTTP port, by how far they got: established is behind TLS's handshake.",
+        "stage",
+        {"accepted": totals.accepted, "established": totals.established},
+    )
+    yield gauge("http_connections_open", "Connections over HTTP that are open.", totals.open)

@@ -68,7 +68,7 @@ class RequestRecord:
         self._first_token_s: float | None = None
         self._patience_s: float | None = caller.time_remaining()
         self._ending: Ending | None = None
-        self._fields: dict[str, object] = {}  # of the log line
+        self._fields: dict[str, object] = {"door": caller.door}  # of the log line
         self._checked: CheckedRequest | None = None
         self._texts: dict[int, list[str]] = {}
         self._stats: dict[int, sampling_pb2.SpeculationStats] = {}  # by choice
@@ -78,7 +78,7 @@ class RequestRecord:
         self._num_cached = 0
         self._begun = False  # a target has sent something
         self._num_generated = self._num_delivered = self._num_held = 0
-        self._metrics.totals.started += 1
+        self._metrics.started(caller.door)
         self._span: Span = INVALID_SPAN
         with self._metrics.faults:
             request_id = caller.request_id

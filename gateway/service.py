@@ -151,7 +151,8 @@ class GatewayService:
         tls = ssl_context(self.tls) if self.tls else None
         if tls is None and not is_loopback(settings.http_host):
             log.warning("other machines can reach the HTTP port, and it has no TLS")
-        front = serving_http(app, settings.http_host, settings.http_port, tls=tls)
+        host, port = settings.http_host, settings.http_port
+        front = serving_http(app, host, port, totals=self._metrics.totals.http, tls=tls)
         with contextlib.closing(app):
             async with front as server:
                 self._http = server

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import grpc
 from starlette.types import Scope
 
-from gateway.caller import Attributes
+from gateway.caller import Attributes, Door
 from gateway.http.connection import CONNECTION, Connection
 from gateway.http.errors import status_of
 from gateway.http.refusals import answer_to
@@ -26,6 +26,8 @@ _REQUEST_ID = re.compile(rf"[!-~]{{1,{MAX_REQUEST_ID_BYTES}}}")
 
 class HttpCaller:
     """One request over HTTP, from the end of its head to the end of its answer."""
+
+    door: Door = "http"
 
     def __init__(self, scope: Scope, stall_s: float) -> None:
         """stall_s: see `writing`."""

@@ -18,6 +18,8 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from gateway.http.totals import HttpTotals
+
 CONNECTION = "connection"
 """Under which a request's `scope["state"]` holds its connection."""
 HEAD_S = 10.0
@@ -38,9 +40,12 @@ class FrontState(ServerState):
     """Each closes behind the answer that it is about to give."""
     connections: set[Connection]  # type: ignore[assignment]
 
-    def __init__(self, most_connections: int, refuse: Callable[[int, str], bytes]) -> None:
+    def __init__(
+        self, most_connections: int, refuse: Callable[[int, str], bytes], totals: HttpTotals
+    ) -> None:
         """refuse: makes a whole answer of a status and a message."""
         super().__init__()
+        self.totals = totals
         self.most_connections = most_connections
         self.refuse = refuse
         self.none_left = asyncio.Event()
@@ -67,6 +72,7 @@ class Connection(H11Protocol):
         self._refused = False
         self._num_discarded = 0
         self.idle_since_s = self.loop.time()
+        server_state.totals.accepted += 1
 
     @property
     def busy(self) -> bool:
@@ -110,6 +116,10 @@ class Connection(H11Protocol):
         if len(self.conn.trailing_data[0]) <= _PIPELINED_BYTES:
             self.flow.resume_reading()
 
+    def answered(self, status: int) -> None:
+        """An answer begins."""
+        self._server_state.totals.answered(status)
+
     async def taken(self) -> None:
         """Return when the client has taken all but a little of what was written."""
         await self.flow.drain()
@@ -131,6 +141,8 @@ class Connection(H11Protocol):
         super().connection_made(_ClosingTransport(transport, self))
         self._start_head_timer()
         state = self._server_state
+        state.totals.established += 1
+        state.totals.open += 1
         if len(state.connections) <= state.most_connections:
             return
         idle = [each for each in state.connections if not each.busy and each is not self]
@@ -145,6 +157,7 @@ class Connection(H11Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Whoever waits for something here is told."""
         self._lost = True
+        self._server_state.totals.open -= 1
         self._stop_head_timer()
         assert isinstance(self.transport, _ClosingTransport)
         self.transport.lost()
@@ -191,6 +204,7 @@ class Connection(H11Protocol):
 
     def _refuse(self, status: int, message: str) -> None:
         self._refused = True
+        self.answered(status)
         self.transport.write(self._server_state.refuse(status, message))
         self.transport.close()
 

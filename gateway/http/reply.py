@@ -73,6 +73,7 @@ class Reply:
 
     async def _start(self, status: int, headers: Mapping[str, str]) -> None:
         self._caller.status = status
+        self._connection.answered(status)
         every = _every_header(self._caller.request_id, headers)
         if self._connection.closes:
             every["connection"] = "close"

@@ -17,6 +17,7 @@ import uvicorn
 
 from gateway.http.connection import Connection, FrontState
 from gateway.http.reply import refuse
+from gateway.http.totals import HttpTotals
 
 MOST_CONNECTIONS = 768
 """Each holds a file descriptor, of which a process has 1024 where nobody has said otherwise."""
@@ -76,10 +77,13 @@ async def serving_http(
     host: str,
     port: int,
     *,
+    totals: HttpTotals,
     tls: ssl.SSLContext | None = None,
     most_connections: int = MOST_CONNECTIONS,
 ) -> AsyncIterator[HttpServer]:
-    """Answer with the ASGI application `app` while the block runs. tls: None for none.
+    """Answer with the ASGI application `app` while the block runs.
+
+    totals: where it is counted. tls: None for none.
 
     Raises OSError for a port that is taken.
     """
@@ -98,7 +102,7 @@ async def serving_http(
         h11_max_incomplete_event_size=_HEAD_BYTES,
     )
     config.load()
-    state = FrontState(most_connections, refuse)
+    state = FrontState(most_connections, refuse, totals)
     loop = asyncio.get_running_loop()
     listener = await loop.create_server(
         lambda: Connection(config, state, {}, loop),

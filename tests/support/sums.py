@@ -14,7 +14,10 @@ def assert_gateway_adds_up(now: Scrape) -> None:
     """Every request and every token is in exactly one place."""
     outcomes = now.by("requests_total", "outcome")
     assert now("requests_started_total") == sum(outcomes.values()) + now("requests_running")
+    assert total(now, "requests_started_by_door_total", "door") == now("requests_started_total")
     assert total(now, "requests_finished_by_reason_total", "reason") == outcomes["finished"]
+    connections = now.by("http_connections_total", "stage")
+    assert now("http_connections_open") <= connections["established"] <= connections["accepted"]
     tokens = now.by("tokens_total", "kind")
     passed_on = tokens["delivered"] + tokens["withheld"]
     assert tokens["generated"] == passed_on + now("tokens_held")
