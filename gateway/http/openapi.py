@@ -76,10 +76,12 @@ def openapi_document() -> dict[str, Any]:
         },
         "paths": {
             "/v1/chat/completions": {
-                "post": _generation("Answer a chat", ChatRequest, ChatCompletion)
+                "post": _generation(
+                    "Answer a chat", ChatRequest, ChatCompletion, ChatCompletionChunk
+                )
             },
             "/v1/completions": {
-                "post": _generation("Go on with a text", CompletionRequest, Completion)
+                "post": _generation("Go on with a text", CompletionRequest, Completion, Completion)
             },
             "/v1/models": {"get": _get("The models that are served", ModelList, *_OF_EVERY_CALL)},
             "/v1/models/{model}": {
@@ -120,15 +122,16 @@ def _schemas() -> dict[str, Any]:
     return dict(sorted(schemas.items()))
 
 
-def _generation(summary: str, request: type, answer: type) -> dict[str, Any]:
+def _generation(summary: str, request: type, answer: type, event: type) -> dict[str, Any]:
     return {
         "summary": summary,
         "parameters": [
             {
                 "name": "X-Request-Id",
                 "in": "header",
-                "description": "The caller's name for the request, for logs and traces.",
-                "schema": {"type": "string", "pattern": "^[!-~]{1,128}$"},
+                "description": "The caller's name for the request, for logs and traces. "
+                "Empty: the gateway makes one.",
+                "schema": {"type": "string", "pattern": "^[!-~]{0,128}$"},
             },
             {
                 "name": "X-Request-Timeout",
@@ -141,7 +144,7 @@ def _generation(summary: str, request: type, answer: type) -> dict[str, Any]:
         "responses": {
             "200": {
                 "description": "The answer; with `stream` its events, the last one `[DONE]`.",
-                "content": _json(answer) | {"text/event-stream": {"schema": {"type": "string"}}},
+                "content": _json(answer) | {"text/event-stream": {"schema": _event(event)}},
             },
             **_errors(*_OF_A_GENERATION),
         },
@@ -178,6 +181,17 @@ def _errors(*statuses: int) -> dict[str, Any]:
             **({"headers": _HEADERS[status]} if status in _HEADERS else {}),
         }
         for status in statuses
+    }
+
+
+def _event(body: type) -> dict[str, Any]:
+    """Of each event: before 3.2 the schema of a stream of events is understood so."""
+    bodies = [{"$ref": _REF.format(model=each.__name__)} for each in (body, Error)]
+    data = {"contentMediaType": "application/json", "contentSchema": {"anyOf": bodies}}
+    return {
+        "type": "object",
+        "properties": {"data": {"type": "string", "anyOf": [{"const": "[DONE]"}, data]}},
+        "required": ["data"],
     }
 
 
