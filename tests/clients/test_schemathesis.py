@@ -7,6 +7,7 @@ fields depend on each other, on the model's vocabulary and on its context.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import shutil
 import sys
@@ -61,13 +62,8 @@ async def test_the_document_holds(tmp_path: Path, keys: str) -> None:
     """No 5xx, no status, header or body that is not in it, and nothing taken that it forbids."""
     folder = write_tokenizer_folder(tmp_path / "tiny")
     async with http_gateway(folder, SCRIPT, api_keys=keys, served_name=MODEL) as gateway:
-        await check(
-            gateway.server.port,
-            tmp_path,
-            "--phases=coverage,fuzzing",
-            "--max-examples=5",
-            "--seed=1",
-        )
+        options = ("--phases=coverage,fuzzing", "--max-examples=5", "--seed=1")
+        await check(gateway.server.port, tmp_path, *options)
 
 
 @pytest.mark.slow
@@ -76,6 +72,7 @@ async def test_the_document_holds_for_a_real_model(tmp_path: Path, keys: str) ->
     """The same with real tokens, scores and drafts' statistics, and every kind of its tests."""
     model = make_tiny_model(tmp_path / "tiny")
     async with (
+        contextlib.AsyncExitStack() as clients,
         running_target(model, "127.0.0.1:1", max_model_len=64) as target,
         gateway_on(
             model,
@@ -87,5 +84,5 @@ async def test_the_document_holds_for_a_real_model(tmp_path: Path, keys: str) ->
         ) as gateway,
     ):
         await gateway.wait_health(True)
-        port = HttpGateway(gateway, None).server.port
+        port = HttpGateway(gateway, None, clients).server.port
         await check(port, tmp_path, "--max-examples=60")
