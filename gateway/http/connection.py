@@ -111,11 +111,6 @@ class Connection(H11Protocol):
             if self._on_lost is on_lost:
                 self._on_lost = None
 
-    def read_on(self) -> None:
-        """A large body stops the reading; behind its end only that tells whether a client left."""
-        if len(self.conn.trailing_data[0]) <= _PIPELINED_BYTES:
-            self.flow.resume_reading()
-
     def answered(self, status: int) -> None:
         """An answer begins."""
         self._server_state.totals.answered(status)
@@ -175,8 +170,13 @@ class Connection(H11Protocol):
                 self.abort()
             return
         super().data_received(data)
-        if self.busy and not self.cycle.more_body:
-            self.read_on()
+        if (
+            self.busy
+            and not self.cycle.more_body
+            and len(self.conn.trailing_data[0]) <= _PIPELINED_BYTES
+        ):
+            # uvicorn stops at a large body, and at what is pipelined.
+            self.flow.resume_reading()
 
     def handle_events(self) -> None:
         """A request's head must not take long, from its first byte on."""

@@ -49,7 +49,6 @@ class Generation:
         except (OutriderError, InvalidParam) as error:
             await self._refuse(error, caller)
             return
-        caller.connection.read_on()
         model = self._inference.model
         about = About(caller.request_id, model.name, model.tokenizer, int(time.time()))
         answer = self._answer(parsed, about)

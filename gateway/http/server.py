@@ -17,6 +17,7 @@ import uvicorn
 
 from gateway.http.connection import Connection, FrontState
 from gateway.http.reply import refuse
+from outrider.serving.sockets import bind
 from gateway.http.totals import HttpTotals
 
 MOST_CONNECTIONS = 768
@@ -26,6 +27,9 @@ _IDLE_S = 75
 _HEAD_BYTES = 16 * 1024
 _SEND_BUFFER_BYTES = 128 * 1024
 """The kernel would give a client that does not read some megabytes; it counts this twice."""
+_KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
+"""A client whose machine has gone without a word is given up after a minute, also while it waits
+for an answer and nothing is written to it. Seconds, seconds and probes."""
 _HANDSHAKE_S = 10.0
 _FLUSH_S = 0.2
 """Time for the last answers to leave, before connections are cut."""
@@ -120,16 +124,11 @@ async def serving_http(
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
-        bound.bind((host, port))
-    except OSError as error:
-        bound.close()
-        raise OSError(
-            f"cannot listen on {host}:{port} for HTTP: {error.strerror or error}; set http_port "
-            "to another one, or to -1 for none"
-        ) from error
+    bound = bind(host, port, "HTTP", "http_port")
+    # Connections inherit them.
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE.items():
+        if hasattr(socket, option):
+            bound.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
     return bound

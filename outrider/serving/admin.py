@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outrider.serving.health import Health
+from outrider.serving.sockets import bind
 
 log = structlog.get_logger(__name__)
 
@@ -113,7 +113,8 @@ class _Server(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def serving_admin(app: AdminApp, host: str, port: int) -> AsyncIterator[int]:
     """Answer while the block runs; gives the bound port. Raises OSError for a taken one."""
-    bound = _bind(host, port)
+    bound = bind(host, port, "metrics", "metrics_port")
+    bound.listen()  # now, so that a port that is taken shows here
     config = uvicorn.Config(
         app,
         loop="none",
@@ -134,19 +135,3 @@ async def serving_admin(app: AdminApp, host: str, port: int) -> AsyncIterator[in
     finally:
         server.should_exit = True
         await serving
-
-
-def _bind(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    bound = socket.socket(family)
-    try:
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind((host, port))
-        bound.listen()
-    except OSError as error:
-        bound.close()
-        raise OSError(
-            f"cannot listen on {host}:{port} for metrics: {error.strerror or error}; set "
-            "metrics_port to another one, or to -1 for none"
-        ) from error
-    return bound

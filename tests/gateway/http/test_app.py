@@ -183,7 +183,7 @@ async def test_the_clients_deadline(tiny_folder: Path, stream: bool) -> None:
         assert 0 < http.target.seen.time_remaining_s[0] <= 0.31
         (line,) = [line for line in lines if line["event"] == "request"]
         assert (line["outcome"], line["code"]) == ("failed", "deadline_exceeded")
-        assert http.gateway.num_running == 0
+        await until(lambda: http.gateway.num_running == 0)
 
 
 async def test_an_unexpected_fault(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ async def test_a_drain(tiny_folder: Path) -> None:
                 pass
             assert answer.events[-1] == "[DONE]"
             assert await running.closed()
-        assert http.target.seen.finished == 1
+        await until(lambda: http.target.seen.finished == 1)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import structlog
 
 from outrider.serving.errors import EngineFailed, Unavailable
 from tests.support.gateways import until
@@ -91,7 +92,9 @@ async def test_a_failure_before_the_first_byte(tiny_folder: Path, stream: bool) 
 
 
 @pytest.mark.parametrize("path", PATHS)
-async def test_a_failure_in_the_middle(tiny_folder: Path, path: str) -> None:
+async def test_a_failure_in_the_middle(
+    tiny_folder: Path, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """An event says what went wrong, no `[DONE]` comes, and the body has no proper end."""
     script = Script(IDS, fail_after=3, failure=Unavailable("gone"))
     async with http_gateway(tiny_folder, script) as http:
@@ -107,6 +110,8 @@ async def test_a_failure_in_the_middle(tiny_folder: Path, path: str) -> None:
         assert last["error"]["type"] == "server_error"
         assert len(text_of(path, events)) == 3
         assert not [event for event in events if "error" in event or event == "[DONE]"]
+        await until(lambda: http.server.num_connections == 0)
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
 
 
 async def test_a_deadline_in_the_middle(tiny_folder: Path) -> None:
@@ -146,6 +151,27 @@ async def test_pipelining(tiny_folder: Path) -> None:
             data += await client.reader.read(4096)
         ids = [part.split(b"\r\n")[0] for part in data.split(b"x-request-id: ")[1:]]
         assert ids == [b"%d" % number for number in range(20)]
+
+
+async def test_pipelined_requests_share_nothing(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is logged in the second one does not bear the first one's id."""
+    bound: list[dict] = []
+    async with http_gateway(tiny_folder, Script(IDS)) as http:
+        client = await http.client()
+        inference = http.gateway.service._inference
+        models = inference.list_models
+
+        def list_models(caller):
+            bound.append(structlog.contextvars.get_contextvars())
+            return models(caller)
+
+        monkeypatch.setattr(inference, "list_models", list_models)
+        await client.send("POST", CHAT, BODIES[CHAT])
+        await client.write(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert (await client.answer()).status == 200
+        await until(lambda: bound == [{}])
 
 
 async def test_http_1_0(tiny_folder: Path) -> None:
