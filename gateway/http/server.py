@@ -17,8 +17,8 @@ import uvicorn
 
 from gateway.http.connection import Connection, FrontState
 from gateway.http.reply import refuse
-from outrider.serving.sockets import bind
 from gateway.http.totals import HttpTotals
+from outrider.serving.sockets import bind
 
 MOST_CONNECTIONS = 768
 """Each holds a file descriptor, of which a process has 1024 where nobody has said otherwise."""
@@ -88,7 +88,6 @@ async def serving_http(
     """Answer with the ASGI application `app` while the block runs.
 
     totals: where it is counted. tls: None for none.
-
     Raises OSError for a port that is taken.
     """
     bound = _bind(host, port)
