@@ -158,7 +158,7 @@ async def _not_found(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def _wrong_method(scope: Scope) -> str:
-    return f"{scope['path'][:80]} does not take {scope['method'][:20]}"
+    return f"{scope['path'][:80]!r} does not take {scope['method'][:20]!r}"
 
 
 def _check_head(scope: Scope) -> None:

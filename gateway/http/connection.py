@@ -101,9 +101,9 @@ class Connection(H11Protocol):
 
     @contextlib.contextmanager
     def watched(self, on_lost: Callable[[], None]) -> Iterator[None]:
-        """`on_lost` is called when the client leaves while the block runs."""
+        """`on_lost` is called when the client leaves while the block runs, or has left before."""
         self._on_lost = on_lost
-        if self._lost:
+        if self._lost or self._refused:  # what came behind the head was no HTTP
             on_lost()
         try:
             yield
