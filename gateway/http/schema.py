@@ -37,6 +37,8 @@ class StreamOptions(RequestObject):
 
     include_usage: bool | None = None
     """One more event at the end, with the usage of the whole request."""
+    continuous_usage_stats: bool | None = None
+    """Taken and not used: load generators ask for it, and do with the usage at the end."""
 
     unsupported: ClassVar[Mapping[str, Neutral]] = {"include_obfuscation": (None, False)}
 

@@ -91,6 +91,14 @@ def test_a_stream_is_the_same_text(chat: Any) -> None:
     assert all(chunk.choices for chunk in chat(stream=True))
 
 
+def test_what_load_generators_ask_for(chat: Any) -> None:
+    """A usage in every event: it is taken, and the usage is told at the end all the same."""
+    asked = {"include_usage": True, "continuous_usage_stats": True}
+    *chunks, last = chat(stream=True, stream_options=asked)
+    assert all(chunk.usage is None for chunk in chunks)
+    assert last.usage.completion_tokens == 20
+
+
 def test_completions(complete: Any) -> None:
     """The older API: whole and streamed, of a text and of token ids."""
     whole = complete()
