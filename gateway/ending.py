@@ -10,7 +10,7 @@ import grpc
 
 from outrider.params import InvalidParam
 from outrider.serving.deadline import Deadline
-from outrider.serving.errors import OutriderError
+from outrider.serving.errors import OutriderError, TooLarge
 from outrider.serving.open_calls import SHUTTING_DOWN
 
 Code = grpc.StatusCode
@@ -70,6 +70,8 @@ def _describe(error: BaseException) -> tuple[Code, str]:
     if isinstance(error, InvalidParam):
         # Its message may quote what the client has sent.
         return Code.INVALID_ARGUMENT, f"{error.field} is not valid"
+    if isinstance(error, TooLarge):
+        return Code.INVALID_ARGUMENT, error.reason  # not one too many, but a bad one
     if isinstance(error, OutriderError):
         return error.code, error.reason
     return Code.INTERNAL, type(error).__name__

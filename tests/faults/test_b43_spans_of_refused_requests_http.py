@@ -81,9 +81,8 @@ CASES = {
     "type": bad(415, headers={"Content-Type": SAID}, reason="Unsupported Media Type"),
     "coding": bad(415, headers={"Content-Encoding": SAID}, reason="Unsupported Media Type"),
     "model": Case(404, "not_found", GOOD | {"model": SAID}),
-    "size": Case(
+    "size": bad(
         413,
-        "resource_exhausted",
         b" " * 300_000,
         settings={"max_message_bytes": 262_144, "max_prompt_bytes": 60_000},
     ),

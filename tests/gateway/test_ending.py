@@ -16,6 +16,7 @@ from outrider.serving.errors import (
     InvalidRequest,
     NotFound,
     Overloaded,
+    TooLarge,
     Unavailable,
 )
 from outrider.serving.open_calls import SHUTTING_DOWN
@@ -31,6 +32,7 @@ PATIENT = Deadline(None, None)
         (InvalidParam("top_p", "said 'secret'"), Outcome.REFUSED, Code.INVALID_ARGUMENT),
         (NotFound("model: 'secret'"), Outcome.REFUSED, Code.NOT_FOUND),
         (Overloaded("full", 1.0), Outcome.REFUSED, Code.RESOURCE_EXHAUSTED),
+        (TooLarge("4 MiB"), Outcome.REFUSED, Code.INVALID_ARGUMENT),
         (Unavailable("no target"), Outcome.FAILED, Code.UNAVAILABLE),
         (EngineFailed("a step failed"), Outcome.FAILED, Code.INTERNAL),
         (TargetFailed(Code.DEADLINE_EXCEEDED, "late"), Outcome.FAILED, Code.DEADLINE_EXCEEDED),
