@@ -126,6 +126,8 @@ def _bind(host: str, port: int) -> socket.socket:
     bound = bind(host, port, "HTTP", "http_port")
     # Connections inherit them.
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER_BYTES)
+    # Else an event waits up to 40 ms for the one before it; asyncio misses sockets like this one.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
         if hasattr(socket, option):

@@ -84,7 +84,8 @@ class HttpClient:
         cls, port: int, tls: ssl.SSLContext | None = None, receive_buffer: int | None = None
     ) -> Self:
         """receive_buffer: bytes that the kernel takes for a client that does not read."""
-        raw = socket.socket()
+        # With the protocol's name, or asyncio leaves Nagle's algorithm on.
+        raw = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         if receive_buffer:
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         raw.setblocking(False)

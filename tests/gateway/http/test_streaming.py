@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from pathlib import Path
 
 import pytest
@@ -62,6 +63,15 @@ async def test_events_come_one_by_one(tiny_folder: Path) -> None:
             ["content"],
             ["content"],
         ]
+
+
+async def test_small_events_leave_at_once(tiny_folder: Path) -> None:
+    """No event waits until the client's kernel has acknowledged the one before it."""
+    async with http_gateway(tiny_folder, Script(IDS)) as http:
+        await (await http.client()).ask("GET", "/healthz")
+        (connection,) = http.server._state.connections
+        raw = connection.transport.get_extra_info("socket")
+        assert raw.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 async def test_nothing_comes_before_the_first_message(tiny_folder: Path) -> None:
