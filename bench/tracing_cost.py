@@ -69,7 +69,11 @@ def stack(model: str, endpoint: str) -> Iterator[str]:
         services.start(
             "gateway",
             GatewaySettings(
-                model=model, port=gateway, targets=f"127.0.0.1:{target}", metrics_port=-1
+                http_port=-1,
+                model=model,
+                port=gateway,
+                targets=f"127.0.0.1:{target}",
+                metrics_port=-1,
             ),
         )
         services.wait_healthy(["draft", "target", "gateway"])

@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from outrider.cli.check_http import check_http
 from outrider.cli.check_machine import check_machine
-from outrider.cli.check_metrics import check_metrics
 from outrider.cli.check_model import check_draft_model, check_gateway_model, check_target_model
 from outrider.cli.check_services import Place, check_place, places
 from outrider.cli.check_tls import check_tls
@@ -85,7 +85,7 @@ def examine(
     yield _addresses(settings, origins, anybody=bool(running))
     for _, findings, _ in answers:
         yield from findings
-    yield from check_metrics(settings)
+    yield from check_http(settings)
 
 
 def _addresses(

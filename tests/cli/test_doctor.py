@@ -33,7 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
 
 
-NO_METRICS = [f"--{service}-metrics-port=-1" for service in ("gateway", "target", "draft")]
+_NO_METRICS = [f"--{service}-metrics-port=-1" for service in ("gateway", "target", "draft")]
+NO_HTTP = [*_NO_METRICS, "--gateway-http-port=-1"]
 
 
 class Doctor:
@@ -41,7 +42,7 @@ class Doctor:
 
     def __init__(self, model: Path, *arguments: str) -> None:
         gateway, target, draft = free_ports(3)
-        command = ["doctor", "--json", *NO_METRICS]
+        command = ["doctor", "--json", *NO_HTTP]
         command += [f"--gateway-port={gateway}", f"--target-port={target}"]
         command += [f"--draft-port={draft}", f"--gateway-targets=127.0.0.1:{target}"]
         command += [f"--target-drafters=127.0.0.1:{draft}"]
@@ -111,7 +112,7 @@ def test_lines_for_people(model: Path) -> None:
     """Without --json each finding is a line with its level, and what to do is below it."""
     ports = [f"--{name}-port={port}" for name, port in zip(("gateway", "target", "draft"),
              free_ports(3), strict=True)]  # fmt: skip
-    command = ["doctor", *NO_METRICS, *ports, "--target-model=/nothing/here"]
+    command = ["doctor", *NO_HTTP, *ports, "--target-model=/nothing/here"]
     command.append(f"--gateway-model={model}")
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 1
@@ -216,7 +217,7 @@ def test_where_a_service_runs_the_last_line_is_the_count(model: Path) -> None:
     """The services' own lines say what they do."""
     with serving(Scripted(), TARGET, GATEWAY) as port:
         ports = [f"--gateway-port={port}", f"--target-port={port}", "--no-draft"]
-        result = CliRunner().invoke(main, ["doctor", *NO_METRICS, *ports, f"--model={model}"])
+        result = CliRunner().invoke(main, ["doctor", *NO_HTTP, *ports, f"--model={model}"])
     assert result.output.splitlines()[-1].endswith(" warnings")
 
 
@@ -226,6 +227,14 @@ def test_ports_for_metrics_are_looked_at(model: Path) -> None:
         doctor = Doctor(model, f"--target-metrics-port={somebody.getsockname()[1]}")
     assert doctor.status == 1
     doctor.find("target metrics", "problem")
+
+
+def test_the_port_of_openais_api_is_looked_at(model: Path) -> None:
+    """The same for the gateway's HTTP port."""
+    with socket.create_server(("127.0.0.1", 0)) as somebody:
+        doctor = Doctor(model, f"--gateway-http-port={somebody.getsockname()[1]}")
+    assert doctor.status == 1
+    doctor.find("gateway HTTP", "problem")
 
 
 def test_services_that_are_not_well(model: Path) -> None:
@@ -265,7 +274,7 @@ def test_it_looks_where_up_puts_the_services(model: Path, tmp_path: Path, by: st
     with serving(script, TARGET) as target:
         gateway, draft = free_ports(2)
         ports = {"gateway": gateway, "target": target, "draft": draft}
-        command, env = ["doctor", "--json", *NO_METRICS, f"--model={model}"], {}
+        command, env = ["doctor", "--json", *NO_HTTP, f"--model={model}"], {}
         if by == "flag":
             command += [f"--{service}-port={port}" for service, port in ports.items()]
         elif by == "variable":
