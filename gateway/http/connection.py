@@ -132,7 +132,11 @@ class Connection(H11Protocol):
     # What uvicorn and the event loop call.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """One above the limit takes the place of who has been idle for longest."""
+        """One above the limit takes the place of who has been idle for longest.
+
+        Where all have a request, of who has been sending one for longest: those who never come to
+        an end must not keep out everybody else.
+        """
         super().connection_made(_ClosingTransport(transport, self))
         self._start_head_timer()
         state = self._server_state
@@ -140,9 +144,10 @@ class Connection(H11Protocol):
         state.totals.open += 1
         if len(state.connections) <= state.most_connections:
             return
-        idle = [each for each in state.connections if not each.busy and each is not self]
-        if idle:
-            min(idle, key=lambda each: each.idle_since_s).abort()
+        others = state.connections - {self}
+        waiting = [each for each in others if not each.busy or each.half_read]
+        if waiting:
+            min(waiting, key=lambda each: (each.busy, each.idle_since_s)).abort()
         elif len(state.connections) > 2 * state.most_connections:
             self.abort()
         else:
