@@ -42,7 +42,10 @@ from tests.support.token_streams import assert_counts_balance, quiet_status, slo
 
 pytestmark = pytest.mark.timeout(60)
 
+ANSWERED_WITHIN_S = 1.0
 NUM_REQUESTS = 1000
+VOCAB_SIZE = 384
+
 T = TypeVar("T")
 
 
