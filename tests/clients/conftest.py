@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
@@ -22,6 +23,8 @@ class Addresses:
     """As clients of OpenAI's API want it."""
     model: str
     """Its name there."""
+    folder: Path
+    """Of the model's files."""
 
 
 @pytest.fixture(scope="package")
@@ -54,7 +57,7 @@ def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Addresses]:
             ),
         )
         stack.wait_healthy(["gateway"], timeout_s=30)
-        yield Addresses(f"127.0.0.1:{grpc}", f"http://127.0.0.1:{http}/v1", model.name)
+        yield Addresses(f"127.0.0.1:{grpc}", f"http://127.0.0.1:{http}/v1", model.name, model)
         assert stack.stop() == {"gateway": 0, "target": 0, "draft": 0}
     finally:
         stack.kill()

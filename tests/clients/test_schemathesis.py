@@ -85,4 +85,4 @@ async def test_the_document_holds_for_a_real_model(tmp_path: Path, keys: str) ->
     ):
         await gateway.wait_health(True)
         port = HttpGateway(gateway, None, clients).server.port
-        await check(port, tmp_path, "--max-examples=60")
+        await check(port, tmp_path, "--max-examples=30")

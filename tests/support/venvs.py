@@ -19,22 +19,23 @@ INSTALL_S = 1500.0
 """850 MB take three minutes where nothing else runs."""
 
 
-def venv_python(name: str, package: str) -> Path:
-    """The interpreter that has `package`, for example "arize-phoenix==20.26.1"."""
+def venv_python(name: str, *packages: str) -> Path:
+    """The interpreter that has the packages, for example "arize-phoenix==20.26.1"."""
+    wanted = " ".join(packages)
     folder = cache_dir() / "peers" / name
     folder.parent.mkdir(parents=True, exist_ok=True)
     python, mark = folder / "bin" / "python", folder / "installed.txt"
     with (folder.parent / f".{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (python.exists() and mark.exists() and mark.read_text() == package):
-            _call(package, sys.executable, "-m", "venv", "--clear", str(folder))
+        if not (python.exists() and mark.exists() and mark.read_text() == wanted):
+            _call(wanted, sys.executable, "-m", "venv", "--clear", str(folder))
             pip = (str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
-            _call(package, *pip, "--no-compile", package)
-            mark.write_text(package)
+            _call(wanted, *pip, "--no-compile", *packages)
+            mark.write_text(wanted)
     return python
 
 
-def _call(package: str, *command: str) -> None:
+def _call(wanted: str, *command: str) -> None:
     try:
         done = subprocess.run(
             command,
@@ -45,7 +46,7 @@ def _call(package: str, *command: str) -> None:
             timeout=INSTALL_S,
         )
     except subprocess.TimeoutExpired:
-        pytest.skip(f"{package} was not installed within {INSTALL_S:.0f} s")
+        pytest.skip(f"{wanted} was not installed within {INSTALL_S:.0f} s")
     if done.returncode:
         lines = done.stdout.strip().splitlines()
-        pytest.skip(f"{package} cannot be installed: {lines[-1] if lines else 'no reason'}")
+        pytest.skip(f"{wanted} cannot be installed: {lines[-1] if lines else 'no reason'}")
