@@ -100,12 +100,15 @@ class Inference:
         return self._admission.refusal(tenant)
 
     async def generate(
-        self, request: pb.GenerateRequest | OutriderError | InvalidParam, caller: Caller
+        self,
+        request: pb.GenerateRequest | OutriderError | InvalidParam,
+        caller: Caller,
+        default_max_tokens: int = 0,
     ) -> AsyncGenerator[pb.GenerateResponse, None]:
         """Streams one answer, or several side by side. Raises OutriderError and InvalidParam.
 
         An error in place of the request is one that the door has found: it is kept account of, and
-        raised.
+        raised. default_max_tokens: the door's own, of a request that does not say; 0 for none.
         """
         with self._records.begin(request, caller) as record:
             if isinstance(request, Exception):
@@ -114,7 +117,7 @@ class Inference:
             record.identified(tenant.name)
             with self._admission.admit(tenant) as place:
                 time_remaining = self._time_remaining(caller)
-                checked = self._check(request, tenant)
+                checked = self._check(request, tenant, default_max_tokens)
                 record.checked(checked)
                 route = self._targets.route(checked.params.answer.n)
                 # A cancelled handler may be stuck in a yield; this runs all the same.
@@ -151,7 +154,9 @@ class Inference:
                 finally:
                     route.close()
 
-    def _check(self, request: pb.GenerateRequest, tenant: Tenant) -> CheckedRequest:
+    def _check(
+        self, request: pb.GenerateRequest, tenant: Tenant, default_max_tokens: int
+    ) -> CheckedRequest:
         """Everything that can be said before the prompt's length is known."""
         self._check_model(request.model)
         checked = check_generate(
@@ -160,7 +165,7 @@ class Inference:
             max_prompt_bytes=self._limits.max_prompt_bytes,
             max_model_len=self._tokenizer.max_model_len,
         )
-        caps = self._limits.caps.with_key(tenant.max_tokens)
+        caps = self._limits.caps.with_key(tenant.max_tokens).with_default(default_max_tokens)
         return replace(
             checked,
             params=replace(checked.params, stopping=caps.apply(checked.params.stopping)),

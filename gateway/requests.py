@@ -122,6 +122,10 @@ class TokenCaps:
         caps = [cap for cap in (self.most, most) if cap]
         return replace(self, most=min(caps, default=0))
 
+    def with_default(self, default: int) -> TokenCaps:
+        """The same for a door that has a default of its own, where the operator names none."""
+        return replace(self, default=self.default or default)
+
     def apply(self, stopping: StoppingParams) -> StoppingParams:
         """`stopping` inside the cap. Raises InvalidRequest for what asks for more."""
         most, asked = self.most, stopping.max_tokens

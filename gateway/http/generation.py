@@ -52,7 +52,7 @@ class Generation:
         model = self._inference.model
         about = About(caller.request_id, model.name, model.tokenizer, int(time.time()))
         answer = self._answer(parsed, about)
-        responses = self._inference.generate(parsed.request, caller)
+        responses = self._inference.generate(parsed.request, caller, parsed.default_max_tokens)
         async with _in_time(caller), contextlib.aclosing(responses):
             if not parsed.stream:
                 async for response in responses:

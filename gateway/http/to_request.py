@@ -7,7 +7,7 @@ protobuf can carry the values. What depends on the model is the core's to check.
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from pydantic import ValidationError
@@ -26,7 +26,8 @@ from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import sampling_pb2
 
 COMPLETION_MAX_TOKENS = 16
-"""OpenAI's own default for plain texts; chats go on to the context's end."""
+"""OpenAI's own default for plain texts; chats go on to the context's end. Not put into the request:
+a lower cap of the operator's would then refuse what nobody has asked for."""
 _SEED_BITS = 53
 """Of a seed that nobody chose: clients whose numbers are all floats can read it and send it."""
 
@@ -57,6 +58,8 @@ class ParsedRequest:
     """A stream ends with the usage."""
     logprobs: bool
     """Log-probabilities are wanted in the answer."""
+    default_max_tokens: int = 0
+    """Where the request does not say and the operator neither; 0: up to the context's end."""
 
 
 def parse_chat(body: bytes) -> ParsedRequest:
@@ -78,9 +81,7 @@ def parse_completion(body: bytes) -> ParsedRequest:
         raise InvalidRequest(
             "best_of", f"is not supported, except as n ({asked.n or 1}), got {asked.best_of}"
         )
-    request = _request(
-        asked, COMPLETION_MAX_TOKENS if asked.max_tokens is None else asked.max_tokens
-    )
+    request = _request(asked, asked.max_tokens)
     if isinstance(asked.prompt, str):
         request.text = asked.prompt
     else:
@@ -88,7 +89,8 @@ def parse_completion(body: bytes) -> ParsedRequest:
         request.token_ids.SetInParent()  # an empty list is a choice too
     if asked.logprobs is not None:
         request.logprobs = asked.logprobs
-    return _parsed(asked, request, asked.logprobs is not None)
+    parsed = _parsed(asked, request, asked.logprobs is not None)
+    return replace(parsed, default_max_tokens=COMPLETION_MAX_TOKENS)
 
 
 def _validate(kind: type[_Request], body: bytes) -> _Request:

@@ -43,6 +43,12 @@ def test_a_default_makes_room_for_min_tokens() -> None:
     assert TokenCaps(default=5).apply(StoppingParams(min_tokens=10)).max_tokens == 10
 
 
+@pytest.mark.parametrize(("of_operator", "default"), [(0, 16), (5, 5), (40, 40)])
+def test_the_operators_default_counts_before_the_doors(of_operator: int, default: int) -> None:
+    """A door's own is for where nobody has set one."""
+    assert TokenCaps(default=of_operator).with_default(16) == TokenCaps(default=default)
+
+
 @pytest.mark.parametrize(("of_key", "most"), [(None, 9), (0, 9), (20, 9), (4, 4)])
 def test_the_smaller_cap_counts(of_key: int | None, most: int) -> None:
     """A key's cap and everybody's: 0 and None are none."""

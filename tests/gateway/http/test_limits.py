@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from outrider.serving.errors import Unauthenticated
 from tests.support.gateways import until
-from tests.support.http_gateway import BODIES, CHAT, Broken, http_gateway
+from tests.support.http_gateway import BODIES, CHAT, COMPLETIONS, MODEL, Broken, http_gateway
 from tests.support.scripted_target import Script
 
 IDS = [5, 6, 7]
@@ -269,6 +269,26 @@ async def test_a_client_that_does_not_read(
             assert line["completion_tokens"] < 150
         with pytest.raises(Broken):
             await client.answer()
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked", "given"),
+    [
+        ({}, {}, 16),
+        ({"max_tokens": 4}, {}, 4),
+        ({"default_max_tokens": 20}, {}, 20),
+        ({}, {"min_tokens": 18}, 18),
+    ],
+)
+async def test_tokens_of_a_plain_text_that_does_not_say(
+    tiny_folder: Path, settings: dict[str, int], asked: dict[str, int], given: int
+) -> None:
+    """OpenAI's sixteen where the operator says nothing; a lower cap refuses nobody for them."""
+    async with http_gateway(tiny_folder, Script([5] * 30), **settings) as http:
+        body = {"model": MODEL, "prompt": "Hello"} | asked
+        answer = await http.ask("POST", COMPLETIONS, body)
+        assert answer.status == 200, answer.body
+        assert answer.json["usage"]["completion_tokens"] == given
 
 
 async def drip(write: Callable[[bytes], Awaitable[None]]) -> None:

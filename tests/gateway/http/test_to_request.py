@@ -110,8 +110,8 @@ def test_drawn_seeds_differ() -> None:
 
 def test_plain_texts_have_16_tokens() -> None:
     """OpenAI's default for completions; a chat goes on to the context's end."""
-    assert completion().request.stopping.max_tokens == 16
-    assert completion(max_tokens=None).request.stopping.max_tokens == 16
+    assert completion().default_max_tokens == 16 and chat().default_max_tokens == 0
+    assert not completion(max_tokens=None).request.stopping.HasField("max_tokens")
     assert completion(max_tokens=3).request.stopping.max_tokens == 3
     assert not chat().request.stopping.HasField("max_tokens")
 
