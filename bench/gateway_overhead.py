@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import gc
 import itertools
 import json
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import uvloop
@@ -71,6 +72,17 @@ class Way:
             for name, values in (("first", self.first), ("chunk", self.chunk))
             for percent in (50, 99)
         }
+
+
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Its pauses are not the gateway's."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 async def measure(
@@ -132,12 +144,11 @@ async def run(stack: PacedStack, streams: int, seconds: float, rounds: int) -> d
     }
     for connect in connects.values():  # warm
         await measure(Way(), stack, connect, streams, 1.0)
-    gc.collect()
-    gc.disable()  # its pauses are not the gateway's
     ways = {name: Way() for name in connects}
-    for _ in range(rounds):
-        for name, connect in connects.items():
-            await measure(ways[name], stack, connect, streams, seconds)
+    with without_gc():
+        for _ in range(rounds):
+            for name, connect in connects.items():
+                await measure(ways[name], stack, connect, streams, seconds)
     return ways
 
 

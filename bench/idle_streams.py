@@ -13,14 +13,13 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
 from dataclasses import dataclass, field
 
 import uvloop
 
-from bench.gateway_overhead import Way, measure, percentile
+from bench.gateway_overhead import Way, measure, percentile, without_gc
 from bench.paced_stack import PacedStack, paced_stack
 from bench.paced_target import IDLE
 from bench.stream_clients import GrpcClient, HttpClient, StreamClient, TargetClient
@@ -84,17 +83,15 @@ async def cost_of(
 ) -> Cost:
     """Of this door's idle streams."""
     await measure(Way(), stack, connect, BUSY, 1.0)  # warm
-    gc.collect()
-    gc.disable()  # its pauses are not the gateway's
     cost = Cost(stack.rss_mb)
-    await measure(cost.target, stack, lambda: TargetClient(stack.target), BUSY, seconds)
-    await measure(cost.busy_alone, stack, connect, BUSY, seconds)
-    async with idle(connect, count):
-        await measure(cost.busy, stack, connect, BUSY, seconds)
-        cost.waiting_mb = stack.rss_mb
+    with without_gc():
+        await measure(cost.target, stack, lambda: TargetClient(stack.target), BUSY, seconds)
+        await measure(cost.busy_alone, stack, connect, BUSY, seconds)
+        async with idle(connect, count):
+            await measure(cost.busy, stack, connect, BUSY, seconds)
+            cost.waiting_mb = stack.rss_mb
     await asyncio.sleep(_SETTLE_S)
     cost.after_mb = stack.rss_mb
-    gc.enable()
     return cost
 
 

@@ -68,15 +68,16 @@ def paced_stack(model: str, *, interval_ms: float = 50.0, **settings: Any) -> It
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(_ANSWER).ids
     with tempfile.TemporaryDirectory() as scratch, contextlib.ExitStack() as undo:
         times = Path(scratch) / "times"
-        target = subprocess.Popen(
-            [
-                *(sys.executable, "-m", "bench.paced_target", str(folder)),
-                *(",".join(map(str, ids)), str(times), f"--interval-ms={interval_ms}"),
-            ],
-            stdout=subprocess.PIPE,
-            text=True,
+        target = undo.enter_context(
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "bench.paced_target", str(folder)),
+                    *(",".join(map(str, ids)), str(times), f"--interval-ms={interval_ms}"),
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            )
         )
-        undo.callback(target.wait)
         undo.callback(target.kill)
         assert target.stdout is not None
         address = f"127.0.0.1:{int(target.stdout.readline())}"
