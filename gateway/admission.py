@@ -39,7 +39,8 @@ class Admission:
         self._clock_ns = clock_ns
         self._accounts: dict[bytes, _Account] | None = None  # by the hash of the key
         self._num_running = 0
-        self._draining = False
+        self.draining = False
+        """New requests are refused."""
         if keys is not None:
             self.take_keys(keys)
 
@@ -71,11 +72,11 @@ class Admission:
 
     def drain(self) -> None:
         """Refuse new requests; running ones go on."""
-        self._draining = True
+        self.draining = True
 
     def refusal(self, tenant: Tenant) -> OutriderError | None:
         """What `admit` would raise now."""
-        if self._draining:
+        if self.draining:
             return Unavailable("the gateway is shutting down")
         error = tenant.account.refusal() if tenant.account else None
         if error is None and self._num_running >= self._max_concurrent:

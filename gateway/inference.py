@@ -80,11 +80,9 @@ class Inference:
         self._admission = admission
         self._limits = limits
         self._encoder = Encoder(model.tokenizer, limits.max_prompt_bytes)
-        self._draining = False
 
     def drain(self) -> None:
         """Refuse new requests; running ones go on."""
-        self._draining = True
         self._admission.drain()
 
     def close(self) -> None:
@@ -237,9 +235,13 @@ class Inference:
             name=self.model.name,
             max_model_len=self._max_model_len,
             vocab_size=self._tokenizer.vocab_size,
-            ready=self._targets.ready and not self._draining,
+            ready=self._targets.ready and not self._admission.draining,
         )
         return pb.ListModelsResponse(models=[model])
+
+    def not_served(self, name: str) -> NotFound:
+        """The error of who asks for another model."""
+        return NotFound(f"model: {name[:80]!r} is not served here, {self.model.name!r} is")
 
     @property
     def _max_model_len(self) -> int:
@@ -269,4 +271,4 @@ class Inference:
 
     def _check_model(self, name: str) -> None:
         if name and name != self.model.name:
-            raise NotFound(f"model: {name[:80]!r} is not served here, {self.model.name!r} is")
+            raise self.not_served(name)

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from gateway.http.body import Bodies
 from gateway.http.caller import HttpCaller
+from gateway.http.connection import MAX_HEAD_BYTES
 from gateway.http.generation import Generation
 from gateway.http.json_out import to_json
 from gateway.http.models import model_entry, model_list
@@ -24,14 +25,11 @@ from gateway.http.to_request import parse_chat, parse_completion
 from gateway.inference import Inference
 from gateway.lane import Lane
 from outrider.params import InvalidParam
-from outrider.serving.errors import EngineFailed, NotFound, OutriderError, Unavailable
+from outrider.serving.errors import EngineFailed, OutriderError, Unavailable
 from outrider.serving.health import Health
 from outrider.serving.open_calls import SHUTTING_DOWN, OpenCalls
 
 log = structlog.get_logger(__name__)
-
-MAX_HEAD_BYTES = 16 * 1024
-"""Of all headers together."""
 
 _CALLER, _REPLY = "outrider.caller", "outrider.reply"
 _JSON = {"content-type": "application/json"}
@@ -84,6 +82,7 @@ class HttpApp:
         structlog.contextvars.clear_contextvars()
         caller = HttpCaller(scope, self._stall_s)
         reply = Reply(caller, send)
+        # With an "app" the router raises for a wrong method, and answers nothing of its own.
         scope.update({"app": self, _CALLER: caller, _REPLY: reply})
         try:
             with self._calls.track(), caller.watched():
@@ -115,12 +114,12 @@ class HttpApp:
         await reply.whole(200, _JSON, to_json(model_list(models, self._started_s)))
 
     async def _model(self, caller: HttpCaller, receive: Receive, reply: Reply) -> None:
+        name = caller.parameters["model"]
         for model in self._inference.list_models(caller).models:
-            if model.name == caller.parameters["model"]:
+            if model.name == name:
                 await reply.whole(200, _JSON, to_json(model_entry(model, self._started_s)))
                 return
-        name = caller.parameters["model"][:80]
-        raise NotFound(f"model: {name!r} is not served here, {self._inference.model.name!r} is")
+        raise self._inference.not_served(name)
 
     async def _alive(self, caller: HttpCaller, receive: Receive, reply: Reply) -> None:
         await self._say(reply, self._health.alive)
@@ -162,6 +161,7 @@ def _wrong_method(scope: Scope) -> str:
 
 
 def _check_head(scope: Scope) -> None:
+    """h11 limits what comes piece by piece, not a head that is there at once."""
     num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
     if num_bytes > MAX_HEAD_BYTES:
         raise HttpRefusal(431, f"the headers may have {MAX_HEAD_BYTES} bytes, got {num_bytes}")

@@ -22,6 +22,8 @@ from gateway.http.totals import HttpTotals
 
 CONNECTION = "connection"
 """Under which a request's `scope["state"]` holds its connection."""
+MAX_HEAD_BYTES = 16 * 1024
+"""Of all that comes before a body."""
 HEAD_S = 10.0
 """What the head of a request may take, from the connection's beginning or from its first byte."""
 LINGER_S = 2.0

@@ -45,13 +45,13 @@ _RETRY_AFTER = {
 _ERRORS: dict[int, str] = {
     400: "The request is not right; `param` names the field.",
     401: "No key, or one that is not known here.",
-    403: "The key does not allow this.",
     404: "There is no such model or page.",
     405: "The page has other methods.",
     408: "The body came too slowly.",
     413: "The body is larger than the limit.",
     415: "The body is not said to be JSON.",
     429: "Too much at once; see Retry-After.",
+    431: "The headers are larger than the limit.",
     500: "The fault is here.",
     503: "Not ready, shutting down, or no target serves.",
     504: "The time that the request had is over.",
@@ -61,8 +61,8 @@ _HEADERS: dict[int, dict[str, Any]] = {
     429: _RETRY_AFTER,
     503: _RETRY_AFTER,
 }
-_OF_EVERY_CALL = (401, 405, 429, 500, 503)
-_OF_A_GENERATION = (400, 401, 403, 404, 405, 408, 413, 415, 429, 500, 503, 504)
+_OF_EVERY_CALL = (401, 405, 431, 500, 503)
+_OF_A_GENERATION = (400, 401, 404, 405, 408, 413, 415, 429, 431, 500, 503, 504)
 
 
 def openapi_document() -> dict[str, Any]:

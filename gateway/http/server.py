@@ -15,7 +15,7 @@ from typing import Any
 
 import uvicorn
 
-from gateway.http.connection import Connection, FrontState
+from gateway.http.connection import MAX_HEAD_BYTES, Connection, FrontState
 from gateway.http.reply import refuse
 from gateway.http.totals import HttpTotals
 from outrider.serving.sockets import bind
@@ -24,7 +24,6 @@ MOST_CONNECTIONS = 768
 """Each holds a file descriptor, of which a process has 1024 where nobody has said otherwise."""
 _IDLE_S = 75
 """Longer than common load balancers keep theirs, so that they are the ones to close."""
-_HEAD_BYTES = 16 * 1024
 _SEND_BUFFER_BYTES = 128 * 1024
 """The kernel would give a client that does not read some megabytes; it counts this twice."""
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
@@ -102,7 +101,7 @@ async def serving_http(
         log_level="error",  # who sends what is no HTTP is no news
         access_log=False,
         timeout_keep_alive=_IDLE_S,
-        h11_max_incomplete_event_size=_HEAD_BYTES,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     config.load()
     state = FrontState(most_connections, refuse, totals)

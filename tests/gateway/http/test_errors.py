@@ -117,7 +117,7 @@ def test_the_body_is_no_field() -> None:
         ({"prompt": "x" * 1001}, "prompt"),
         ({"logit_bias": {"512": 1}}, "logit_bias"),
         ({"stop_token_ids": [0, 512]}, "stop_token_ids[1]"),
-        ({"min_tokens": 17}, "min_tokens"),
+        ({"max_tokens": 16, "min_tokens": 17}, "min_tokens"),
         ({"top_p": 1e-60}, "top_p"),  # 0 as a float32
     ],
 )
