@@ -23,8 +23,8 @@ from outrider.cli.answer_printer import show_text
 from outrider.cli.chat_session import ChatSession, CommandError, Quit, parse_drafts
 from outrider.cli.client import Client
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, USAGE, report
-from outrider.cli.tls_options import tls_options
-from outrider.cli.values import ADDRESS, API_KEY, SECONDS, TEXT
+from outrider.cli.gateway_options import gateway_options
+from outrider.cli.values import SECONDS, TEXT
 from outrider.client.answers import Chunk, Finish
 from outrider.serving.tls import ClientTls
 from outrider.text import is_text
@@ -40,23 +40,7 @@ def _drafts(_: click.Context, __: click.Parameter, text: str) -> Any:
 
 
 @click.command(epilog=EXIT_HELP)
-@click.option(
-    "--address",
-    type=ADDRESS,
-    default="127.0.0.1:50051",
-    show_default=True,
-    envvar="OUTRIDER_ADDRESS",
-    help="The gateway.",
-)
-@click.option(
-    "--api-key",
-    type=API_KEY,
-    default=None,
-    envvar="OUTRIDER_API_KEY",
-    help="Key for a gateway that asks for one; other users of this machine may see it, but not "
-    "the variable.",
-)
-@tls_options
+@gateway_options
 @click.option(
     "--model", type=TEXT, default="", help="A model's name. Empty: the gateway's only one."
 )

@@ -11,7 +11,10 @@ from outrider.serving.tls_settings import client_tls, is_loopback, server_tls
 
 
 def check_tls(settings: Mapping[str, Any]) -> Iterator[Finding]:
-    """One finding for each service that has such files or needs some; `settings` are by service."""
+    """A finding for each service that has such files, and for each port that should have some.
+
+    settings: by service.
+    """
     for service, its in settings.items():
         topic = f"{service} TLS"
         try:
@@ -20,13 +23,24 @@ def check_tls(settings: Mapping[str, Any]) -> Iterator[Finding]:
         except SettingsError as error:
             yield problem(topic, str(error), f"correct the [{service}] settings or the files")
             continue
-        if server is None and not is_loopback(its.host):
-            text = f"other machines can reach {its.host}:{its.port}, and it has no TLS"
+        reached = [] if server else [port for port in _ports(its) if not is_loopback(port[0])]
+        for host, port in reached:
+            text = f"other machines can reach {host}:{port}, and it has no TLS"
             yield warning(topic, text, f"set [{service}] tls_cert and tls_key")
-        elif server is not None or client is not None:
+        if reached:
+            continue
+        if server is not None or client is not None:
             yield ok(
                 topic, f"its files can be used: {_what(server is not None, client is not None)}"
             )
+
+
+def _ports(settings: Any) -> list[tuple[str, int]]:
+    """Host and port of all that a service's certificate is for."""
+    ports = [(settings.host, settings.port)]
+    if getattr(settings, "http_port", -1) >= 0:
+        ports.append((settings.http_host, settings.http_port))
+    return ports
 
 
 def _what(server: bool, client: bool) -> str:

@@ -7,7 +7,7 @@ import signal
 import click
 import grpc
 
-from outrider.serving.refusals import explain_refusal
+from outrider.serving.refusals import NOT_CONNECTED, explain_refusal
 from outrider.serving.tls import ClientTls
 from outrider.text import one_line
 
@@ -22,8 +22,6 @@ BY_CODE = {
     grpc.StatusCode.RESOURCE_EXHAUSTED: BUSY,
     grpc.StatusCode.DEADLINE_EXCEEDED: OUT_OF_TIME,
 }
-_NOBODY = "failed to connect to all addresses"
-"""How gRPC's own words begin where there is no connection."""
 _CLOCK_S = 0.05
 """What two clocks may differ by: either end of a call may be the first to notice."""
 EXIT_HELP = (
@@ -43,7 +41,7 @@ def report(
     code, details = error.code(), error.details() or ""
     if refusal := explain_refusal(details, tls):
         message = f"no answer from a gateway at {address}: {refusal}"
-    elif code is grpc.StatusCode.UNAVAILABLE and details.startswith(_NOBODY):
+    elif code is grpc.StatusCode.UNAVAILABLE and details.startswith(NOT_CONNECTED):
         message = f"no answer from a gateway at {address}; is `outrider up` running?"
     elif code is grpc.StatusCode.DEADLINE_EXCEEDED and waited_s > timeout_s - _CLOCK_S:
         message = f"out of time after {timeout_s:g} s (--timeout)"

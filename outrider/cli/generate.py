@@ -14,8 +14,8 @@ import grpc
 from outrider.cli.answer_printer import AnswerPrinter
 from outrider.cli.client import Client, Question
 from outrider.cli.exits import EXIT_HELP, INTERRUPTED, report
-from outrider.cli.tls_options import tls_options
-from outrider.cli.values import ADDRESS, API_KEY, SECONDS, TEXT
+from outrider.cli.gateway_options import gateway_options
+from outrider.cli.values import SECONDS, TEXT
 from outrider.client.answers import Chunk, Finish
 from outrider.params import (
     GenerationParams,
@@ -39,23 +39,7 @@ def _names(enum: type[Any]) -> click.Choice[str]:
 @click.option(
     "--system", type=TEXT, default=None, help="The system turn of a chat; implies --chat."
 )
-@click.option(
-    "--address",
-    type=ADDRESS,
-    default="127.0.0.1:50051",
-    show_default=True,
-    envvar="OUTRIDER_ADDRESS",
-    help="The gateway.",
-)
-@click.option(
-    "--api-key",
-    type=API_KEY,
-    default=None,
-    envvar="OUTRIDER_API_KEY",
-    help="Key for a gateway that asks for one; other users of this machine may see it, but not "
-    "the variable.",
-)
-@tls_options
+@gateway_options
 @click.option(
     "--model", type=TEXT, default="", help="A model's name. Empty: the gateway's only one."
 )

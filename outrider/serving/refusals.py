@@ -10,7 +10,7 @@ import re
 
 from outrider.serving.tls import ClientTls
 
-_NOT_CONNECTED = "failed to connect to all addresses"
+NOT_CONNECTED = "failed to connect to all addresses"
 """How gRPC's words begin where there is no connection."""
 _UNVERIFIED = re.compile(r"CERTIFICATE_VERIFY_FAILED: (?P<why>[^:]+)")
 _OTHER_TLS = re.compile(r"SSL routines:OPENSSL_internal:(?P<why>[A-Z0-9_]+)")
@@ -25,7 +25,7 @@ def explain_refusal(details: str, tls: ClientTls | None, server_name: str = "") 
 
     details: of the gRPC error. tls: what the client used. server_name: who was expected.
     """
-    if not details.startswith(_NOT_CONNECTED):
+    if not details.startswith(NOT_CONNECTED):
         return ""
     if found := _UNVERIFIED.search(details):
         why = found["why"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner, Result
@@ -140,6 +141,22 @@ def test_doctor_names_files_of_no_use(authority: Authority) -> None:
     assert "tls_cert is set without tls_key" in bad.text
     assert "has no TLS" in open_to_all.text and "tls_cert" in open_to_all.advice
     assert list(check_tls({"target": TargetSettings()})) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "places"),
+    [
+        ({"http_host": "0.0.0.0"}, ["0.0.0.0:8080"]),
+        ({"host": "::", "http_host": "0.0.0.0"}, [":::50051", "0.0.0.0:8080"]),
+        ({"http_host": "0.0.0.0", "http_port": -1}, []),
+    ],
+)
+def test_doctor_looks_at_both_ports_of_a_gateway(
+    settings: dict[str, Any], places: list[str]
+) -> None:
+    """Each one that other machines can reach without TLS, as the gateway warns of each."""
+    findings = list(check_tls({"gateway": GatewaySettings(**settings)}))
+    assert [finding.text.split()[4].rstrip(",") for finding in findings] == places
 
 
 def test_doctor_takes_the_options(authority: Authority) -> None:
