@@ -25,7 +25,7 @@ from outrider.cli.client import Client, Question
 from outrider.cli.demo import free_ports
 from outrider.cli.stack import Stack
 from outrider.client.answers import Finish
-from outrider.params import GenerationParams, SamplingParams, StoppingParams
+from outrider.client.wire import Settings
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
 STREAMS = 8
@@ -88,10 +88,7 @@ def tokens_per_s(address: str, max_tokens: int) -> float:
     def ask(topic: str) -> int:
         question = Question(
             chat=(("user", f"Tell me a story about {topic}."),),
-            params=GenerationParams(
-                sampling=SamplingParams(temperature=0.0),
-                stopping=StoppingParams(max_tokens=max_tokens, ignore_eos=True),
-            ),
+            settings=Settings(temperature=0.0, max_tokens=max_tokens, ignore_eos=True),
         )
         with Client(address) as client:
             events = list(client.generate(question, 600))

@@ -283,7 +283,7 @@ def to_token_request(
         request_id=checked.request_id,
         token_ids=prompt_ids,
         sampling=wire.sampling_to_proto(checked.params.sampling),
-        stopping=wire.stopping_to_proto(checked.params.stopping, stop_strings=False),
+        stopping=wire.stopping_to_proto(checked.params.stopping),
         speculation=wire.speculation_to_proto(checked.params.speculation),
         logprobs=answer.logprobs,
         prompt_logprobs=answer.prompt_logprobs,

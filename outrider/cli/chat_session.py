@@ -14,13 +14,8 @@ from pathlib import Path
 
 from outrider.cli.client import Question
 from outrider.client.answers import Finish
-from outrider.params import (
-    GenerationParams,
-    SamplingParams,
-    SpeculationMode,
-    SpeculationParams,
-    StoppingParams,
-)
+from outrider.client.wire import Settings
+from outrider.params import SpeculationMode, SpeculationParams
 
 
 class Quit(Exception):
@@ -98,13 +93,15 @@ class ChatSession:
     def question(self, text: str) -> Question:
         """The conversation so far and one more turn of the user."""
         system = [("system", self.system)] if self.system is not None else []
-        params = GenerationParams(
-            sampling=SamplingParams(temperature=self.temperature, seed=self.seed or 0),
-            stopping=StoppingParams(max_tokens=self.max_tokens),
-            speculation=self.speculation,
+        settings = Settings(
+            model=self.model,
+            temperature=self.temperature,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            speculation=self.speculation.mode.value,
+            max_draft_tokens=self.speculation.max_draft_tokens,
         )
-        chat = (*system, *self.turns, ("user", text))
-        return Question(chat=chat, params=params, seed=self.seed, model=self.model)
+        return Question(chat=(*system, *self.turns, ("user", text)), settings=settings)
 
     def answered(self, text: str, answer: str) -> None:
         """Remember a turn and what came back, be it cut; nothing at all leaves no trace."""

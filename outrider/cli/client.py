@@ -1,6 +1,6 @@
 """A gateway as the command line sees it: plain options in, plain events out.
 
-Blocking calls, which another thread can cancel; protobuf stays in this file.
+Blocking calls, which another thread can cancel; what goes over the wire is `outrider.client`'s.
 """
 
 from __future__ import annotations
@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outrider.client.answers import Chunk, Finish
-from outrider.client.wire import chunk_from_proto, key_metadata
-from outrider.params import GenerationParams
+from outrider.client.wire import Settings, chunk_from_proto, generate_request, key_metadata
 from outrider.serving.channel import open_blocking_channel
 from outrider.serving.settings import LARGEST_MESSAGE_BYTES
 from outrider.serving.tls import ClientTls
-from outrider.serving.wire import sampling_to_proto, speculation_to_proto, stopping_to_proto
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc
 
@@ -29,13 +27,7 @@ class Question:
     text: str = ""
     chat: tuple[tuple[str, str], ...] = ()
     """(role, content) turns; used instead of `text` when there are any."""
-    params: GenerationParams = field(default_factory=GenerationParams)
-    seed: int | None = None
-    """None: the gateway draws one; otherwise the same as in `params`."""
-    model: str = ""
-    logprobs: int | None = None
-    prompt_logprobs: int | None = None
-    n: int | None = None
+    settings: Settings = field(default_factory=Settings)
 
 
 class Client:
@@ -59,9 +51,12 @@ class Client:
         self._channel.close()
 
     def generate(self, question: Question, timeout_s: float | None) -> Iterator[Chunk | Finish]:
-        """Events as they come. Leaving early cancels the request."""
+        """Events as they come. Leaving early cancels the request.
+
+        Raises InvalidRequest for settings that the wire cannot carry.
+        """
         call = self._call = self._stub.Generate(
-            _to_proto(question), timeout=timeout_s, metadata=self._metadata
+            _request(question), timeout=timeout_s, metadata=self._metadata
         )
         try:
             for message in call:
@@ -82,22 +77,7 @@ class Client:
             self._call.cancel()
 
 
-def _to_proto(question: Question) -> pb.GenerateRequest:
-    params = question.params
-    sampling = sampling_to_proto(params.sampling)
-    if question.seed is None:
-        sampling.ClearField("seed")
-    source: dict[str, Any] = {"text": question.text}
-    if question.chat:
-        turns = [pb.ChatMessage(role=role, content=content) for role, content in question.chat]
-        source = {"chat": pb.Chat(messages=turns)}
-    return pb.GenerateRequest(
-        model=question.model,
-        sampling=sampling,
-        stopping=stopping_to_proto(params.stopping),
-        speculation=speculation_to_proto(params.speculation),
-        logprobs=question.logprobs,
-        prompt_logprobs=question.prompt_logprobs,
-        n=question.n,
-        **source,
-    )
+def _request(question: Question) -> pb.GenerateRequest:
+    turns = [{"role": role, "content": content} for role, content in question.chat]
+    text = None if turns else question.text
+    return generate_request(text, turns or None, None, question.settings)

@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import TextIO
+from typing import Literal, TextIO
 
 import grpc
 from rich.console import Console
@@ -29,13 +29,7 @@ from outrider.cli.client import Client, Question
 from outrider.cli.stack import Stack, StackError
 from outrider.cli.terminal import adapt_streams
 from outrider.client.answers import Chunk, Finish
-from outrider.params import (
-    GenerationParams,
-    SamplingParams,
-    SpeculationMode,
-    SpeculationParams,
-    StoppingParams,
-)
+from outrider.client.wire import Settings
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
 OUT = Path("out/demo")
@@ -141,20 +135,18 @@ def free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in bound]
 
 
-def question(prompt: str, mode: SpeculationMode, max_tokens: int = MAX_TOKENS) -> Question:
+def question(
+    prompt: str, speculation: Literal["auto", "off"], max_tokens: int = MAX_TOKENS
+) -> Question:
     """A greedy chat turn."""
-    params = GenerationParams(
-        sampling=SamplingParams(temperature=0.0),
-        stopping=StoppingParams(max_tokens=max_tokens),
-        speculation=SpeculationParams(mode=mode),
-    )
-    return Question(chat=(("user", prompt),), params=params)
+    settings = Settings(temperature=0.0, max_tokens=max_tokens, speculation=speculation)
+    return Question(chat=(("user", prompt),), settings=settings)
 
 
 def warm_up(client: Client) -> None:
     """The first request pays for what is made once; it belongs to neither side."""
-    for mode in (SpeculationMode.OFF, SpeculationMode.AUTO):
-        for _ in client.generate(question("Count to three.", mode, 8), ANSWER_TIMEOUT_S):
+    for what in (question("Count to three.", "off", 8), question("Count to three.", "auto", 8)):
+        for _ in client.generate(what, ANSWER_TIMEOUT_S):
             pass
 
 
@@ -162,9 +154,9 @@ def ask_both(client: Client, console: Console, name: str) -> tuple[Answer, Answe
     """(without drafts, with drafts), streamed as they come."""
     console.print(f"\n[bold]{name}[/bold]  [dim]{PROMPTS[name].splitlines()[0]}[/dim]")
     console.print("[dim]without drafts:[/dim]")
-    off = ask(client, console, question(PROMPTS[name], SpeculationMode.OFF))
+    off = ask(client, console, question(PROMPTS[name], "off"))
     console.print("[dim]with drafts (green: text of accepted draft tokens):[/dim]")
-    on = ask(client, console, question(PROMPTS[name], SpeculationMode.AUTO))
+    on = ask(client, console, question(PROMPTS[name], "auto"))
     return off, on
 
 

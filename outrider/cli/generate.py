@@ -6,7 +6,7 @@ import dataclasses
 import json
 import sys
 import time
-from typing import Any
+from typing import Any, cast
 
 import click
 import grpc
@@ -17,14 +17,8 @@ from outrider.cli.exits import EXIT_HELP, INTERRUPTED, report
 from outrider.cli.gateway_options import gateway_options
 from outrider.cli.values import SECONDS, TEXT
 from outrider.client.answers import Chunk, Finish
-from outrider.params import (
-    GenerationParams,
-    SamplingParams,
-    SpeculationMode,
-    SpeculationParams,
-    StoppingParams,
-    VerificationMode,
-)
+from outrider.client.wire import Settings
+from outrider.params import SpeculationMode, VerificationMode
 from outrider.serving.tls import ClientTls
 from outrider.text import is_text
 
@@ -96,7 +90,7 @@ def generate(
         raise click.UsageError("PROMPT must be text in UTF-8")
     question = _question(text, given)
     with Client(address, api_key=api_key, tls=tls) as client:
-        printer = AnswerPrinter(question.n or 1, client.text_of)
+        printer = AnswerPrinter(given["n"] or 1, client.text_of)
         began = time.monotonic()
         try:
             for event in client.generate(question, timeout_s):
@@ -111,44 +105,26 @@ def generate(
 
 
 def _question(prompt: str, given: dict[str, Any]) -> Question:
-    def pick(settings_class: type[Any], **more: Any) -> Any:
-        names = {field.name for field in dataclasses.fields(settings_class)}
-        return settings_class(**{k: v for k, v in {**given, **more}.items() if k in names})
-
-    params = GenerationParams(
-        sampling=pick(SamplingParams, seed=given["seed"] or 0),
-        stopping=pick(StoppingParams),
-        speculation=SpeculationParams(
-            mode=SpeculationMode(given["speculation"]),
-            max_draft_tokens=given["max_draft_tokens"],
-            verification=VerificationMode(given["verification"].replace("-", "_")),
-        ),
-    )
     _check_integers(given)
     chat: tuple[tuple[str, str], ...] = ()
     if given["chat"] or given["system"] is not None:
         system = [("system", given["system"])] if given["system"] is not None else []
         chat = (*system, ("user", prompt))
-    return Question(
-        text=prompt,
-        chat=chat,
-        params=params,
-        seed=given["seed"],
-        model=given["model"],
-        logprobs=given["logprobs"],
-        prompt_logprobs=given["prompt_logprobs"],
-        n=given["n"],
-    )
+    settings = {name: given[name] for name in Settings.__annotations__ if name in given}
+    settings["verification"] = given["verification"].replace("-", "_")
+    return Question(text=prompt, chat=chat, settings=cast(Settings, settings))
 
 
 def _check_integers(given: dict[str, Any]) -> None:
     """What the wire cannot even carry; every other limit is the gateway's to tell."""
     small = ("max_tokens", "min_tokens", "top_k", "max_draft_tokens", "n")
     limits = {"seed": 2**64 - 1} | dict.fromkeys((*small, "logprobs", "prompt_logprobs"), 2**32 - 1)
-    for name, high in limits.items():
-        if given[name] is not None and not 0 <= given[name] <= high:
+    values = [(name, given[name], high) for name, high in limits.items()]
+    values += [("stop_token_id", each, 2**32 - 1) for each in given["stop_token_ids"]]
+    for name, value, high in values:
+        if value is not None and not 0 <= value <= high:
             flag = f"--{name.replace('_', '-')}"
-            raise click.UsageError(f"{flag} must be between 0 and {high}, got {given[name]}")
+            raise click.UsageError(f"{flag} must be between 0 and {high}, got {value}")
 
 
 def _show_json(event: Chunk | Finish) -> None:

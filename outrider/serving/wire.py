@@ -95,18 +95,14 @@ def stopping_from_proto(message: pb.StoppingParams) -> StoppingParams:
     )
 
 
-def stopping_to_proto(params: StoppingParams, *, stop_strings: bool = True) -> pb.StoppingParams:
-    """Without what only text can tell if there are to be no `stop_strings`: a target has ids."""
-    message = pb.StoppingParams(
+def stopping_to_proto(params: StoppingParams) -> pb.StoppingParams:
+    """For a target, which has ids: without what only text can tell."""
+    return pb.StoppingParams(
         max_tokens=params.max_tokens,
         min_tokens=params.min_tokens,
         stop_token_ids=params.stop_token_ids,
         ignore_eos=params.ignore_eos,
     )
-    if stop_strings:
-        message.stop.extend(params.stop)
-        message.include_stop = params.include_stop
-    return message
 
 
 def speculation_from_proto(message: pb.SpeculationParams) -> SpeculationParams:

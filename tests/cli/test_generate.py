@@ -131,6 +131,14 @@ def test_without_a_seed_the_gateway_draws_one(gateway) -> None:
     assert script.request.sampling.HasField("seed")
 
 
+@pytest.mark.parametrize("flag", ["--seed", "--max-tokens", "--n", "--stop-token-id"])
+def test_a_number_that_no_message_can_carry(flag: str) -> None:
+    """Wrong usage, by the flag's name, before anybody is asked."""
+    result = ask("127.0.0.1:1", f"{flag}=-1", "Hi")
+    assert result.exit_code == 2
+    assert f"{flag} must be between 0 and" in result.stderr
+
+
 def test_a_prompt_from_standard_input(gateway) -> None:
     """`-` reads it, newlines and all."""
     script, address = gateway

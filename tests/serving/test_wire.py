@@ -26,15 +26,23 @@ STOPPING = StoppingParams(
 )
 
 
-@pytest.mark.parametrize("params", [STOPPING, StoppingParams()], ids=["all", "none"])
-def test_stopping_there_and_back(params: StoppingParams) -> None:
+def test_stopping_as_it_comes() -> None:
     """Nothing is lost, and what is unset stays unset."""
-    assert stopping_from_proto(stopping_to_proto(params)) == params
+    message = sampling_pb2.StoppingParams(
+        max_tokens=9,
+        min_tokens=2,
+        stop=["END", "\n"],
+        stop_token_ids=[5, 7],
+        ignore_eos=True,
+        include_stop=True,
+    )
+    assert stopping_from_proto(message) == STOPPING
+    assert stopping_from_proto(sampling_pb2.StoppingParams()) == StoppingParams()
 
 
 def test_a_target_gets_no_stop_strings() -> None:
     """It has no text to find them in; all the rest arrives."""
-    message = stopping_to_proto(STOPPING, stop_strings=False)
+    message = stopping_to_proto(STOPPING)
     assert stopping_from_proto(message) == StoppingParams(9, 2, (), (5, 7), ignore_eos=True)
 
 
