@@ -20,6 +20,8 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 
+from tests.support.certificates import Authority
+
 SMOLLM2 = "smollm2-135m-instruct"
 
 
@@ -29,3 +31,15 @@ def smollm2_folder() -> Path:
     from outrider.models.resolve import resolve
 
     return resolve(SMOLLM2)
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """A CA of the test's own."""
+    return Authority(tmp_path / "ours")
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Authority:
+    """Somebody else's."""
+    return Authority(tmp_path / "theirs")

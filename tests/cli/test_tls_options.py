@@ -20,12 +20,6 @@ from tests.support.certificates import Authority, Pair
 from tests.support.scripted_gateway import scripted_gateway
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    """A CA of the test's own."""
-    return Authority(tmp_path / "ours")
-
-
 def ask(address: str, *flags: str, **variables: str) -> Result:
     """`outrider generate`."""
     return CliRunner().invoke(main, ["generate", "--address", address, *flags, "Hi"], env=variables)

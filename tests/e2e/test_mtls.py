@@ -36,18 +36,6 @@ _RETRIES_S = 1.5
 """Several attempts to connect, of a gateway and of a target."""
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    """A CA of the test's own."""
-    return Authority(tmp_path / "ours")
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Authority:
-    """Somebody else's."""
-    return Authority(tmp_path / "theirs")
-
-
 @pytest.fixture(scope="module")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder without weights."""

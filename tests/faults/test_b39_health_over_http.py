@@ -22,7 +22,7 @@ from structlog.testing import capture_logs
 
 from tests.support.draft_scripts import Mute
 from tests.support.gateways import gateway_on
-from tests.support.http_gateway import COMPLETIONS, Broken, HttpAnswer, HttpClient
+from tests.support.http_gateway import COMPLETIONS, Broken, HttpClient, ask_once
 from tests.support.http_streams import HttpStream, completion, http_front, read_all
 from tests.support.in_process import Target, running_target
 from tests.support.processes import running_process
@@ -61,15 +61,6 @@ class Fault:
         if self._kind == "never returns":
             self._gate.wait(60)
         raise ArithmeticError("broken")
-
-
-async def get(port: int, path: str) -> HttpAnswer:
-    """Over a connection of its own."""
-    client = await HttpClient.connect(port)
-    try:
-        return await client.ask("GET", path)
-    finally:
-        client.close()
 
 
 @pytest.mark.parametrize("kind", ["raises", "never returns", "is lost"])
@@ -116,13 +107,13 @@ async def test_a_dead_engine_says_so(kind: str, tiny_model: Path) -> None:
             assert answer.error["type"] == "server_error"
 
         async def unready() -> bool:
-            return (await get(port, "/readyz")).status == 503
+            return (await ask_once(port, "GET", "/readyz")).status == 503
 
         await wait_until(unready, NOTICED_S)
         assert time.monotonic() - broken_s < NOTICED_S
-        assert (await get(port, "/healthz")).status == 200
+        assert (await ask_once(port, "GET", "/healthz")).status == 200
         for path in ("/healthz", "/readyz"):
-            answer = await get(target.admin_port, path)
+            answer = await ask_once(target.admin_port, "GET", path)
             assert (answer.status, answer.body) == (503, b"dead\n")
         refused = await http.ask("POST", COMPLETIONS, completion([5, 6], 5))
         assert refused.status == 503
@@ -180,7 +171,7 @@ class Probe:
     async def _check(self, kept: HttpClient | None, path: str) -> None:
         started_s = time.monotonic()
         try:
-            answer = await (kept.ask("GET", path) if kept else get(self.port, path))
+            answer = await (kept.ask("GET", path) if kept else ask_once(self.port, "GET", path))
             if answer.status != 200:
                 self.failures.append(f"{path} {answer.status} {answer.body.decode()}")
         except (OSError, Broken) as error:

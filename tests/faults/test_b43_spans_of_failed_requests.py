@@ -23,13 +23,13 @@ from outrider.serving.channel import open_channel
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc
 from tests.support.gateways import gateway_on, until
-from tests.support.otlp import Seen, Spans
+from tests.support.otlp import Spans
 from tests.support.processes import running_process
+from tests.support.request_spans import CANCELLED, FINISHED, Told, assert_ends, told
 from tests.support.token_streams import quiet_status, slow_steps
 from tests.support.traced_stack import (
     ENDED_S,
     TracedStack,
-    chain_under,
     chat_request,
     read_all,
     traced_stack,
@@ -40,18 +40,6 @@ pytestmark = pytest.mark.timeout(60)
 STEP_S = 0.02
 Code = grpc.StatusCode
 Action = Callable[[TracedStack], Awaitable[None]]
-Told = tuple[str, str, str]
-"""(outcome, error.type, status) of a span."""
-
-FINISHED: Told = ("finished", "", "unset")
-CANCELLED: Told = ("cancelled", "cancelled", "unset")
-
-
-def told(span: Seen) -> Told:
-    """What a span says of how its request ended."""
-    outcome = span.attributes["outrider.outcome"]
-    assert (span.status == "error") == bool(span.status_message)
-    return outcome, span.attributes.get("error.type", ""), span.status
 
 
 async def fails(stack: TracedStack, request: pb.GenerateRequest, code: Code, **call: Any) -> None:
@@ -191,24 +179,10 @@ async def test_every_way_to_end_has_its_spans(tiny_model: Path, case: Case) -> N
     """One a service, soon, with the right end; and none that was started and has not ended."""
     async with traced_stack(tiny_model, **case.settings) as stack:
         await case.act(stack)
-        await quiet_status(stack.target)
-        await stack.wait_ended()
-        spans = stack.spans
-        (gateway,) = (
-            span
-            for span in spans.of("gateway")
-            if span.attributes.get("outrider.request_id") != "first"
-        )
-        chain = chain_under(spans, gateway)
-        assert told(gateway) == case.gateway
-        assert (told(chain.target) if chain.target else None) == case.target
-        if case.draft is not None:
-            assert chain.draft.attributes["outrider.outcome"] == case.draft
+        gateway = await assert_ends(stack, case.gateway, case.target, case.draft)
         assert gateway.attributes["rpc.response.status_code"] == (
             gateway.attributes.get("error.type", "ok").upper()
         )
-        totals = stack.gateway.service._metrics.totals
-        assert totals.started == len(spans.of("gateway"))
 
 
 async def test_a_target_that_is_killed(tiny_model: Path, tmp_path: Path) -> None:

@@ -18,19 +18,20 @@ import pytest
 from tests.support.doors import chat_body, http_client, http_port
 from tests.support.gateways import gateway_on, until
 from tests.support.http_gateway import CHAT, Broken, HttpAnswer, HttpClient
-from tests.support.http_spans import (
+from tests.support.otlp import Spans
+from tests.support.processes import running_process
+from tests.support.request_spans import (
     CANCELLED,
     FINISHED,
     Told,
+    assert_ends,
     assert_of_http,
     failed,
     refused,
     told,
 )
-from tests.support.otlp import Spans
-from tests.support.processes import running_process
 from tests.support.token_streams import quiet_status, slow_steps
-from tests.support.traced_stack import ENDED_S, TracedStack, chain_under, traced_stack
+from tests.support.traced_stack import ENDED_S, TracedStack, traced_stack
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -199,22 +200,8 @@ async def test_every_way_to_end_has_its_spans(tiny_model: Path, case: Case) -> N
     front = {"http_port": 0} | settings.pop("gateway", {})
     async with traced_stack(tiny_model, gateway=front, **settings) as stack:
         await case.act(stack)
-        await quiet_status(stack.target)
-        await stack.wait_ended()
-        spans = stack.spans
-        (gateway,) = (
-            span
-            for span in spans.of("gateway")
-            if span.attributes.get("outrider.request_id") != "first"
-        )
-        chain = chain_under(spans, gateway)
-        assert told(gateway) == case.gateway
-        assert (told(chain.target) if chain.target else None) == case.target
-        if case.draft is not None:
-            assert chain.draft.attributes["outrider.outcome"] == case.draft
+        gateway = await assert_ends(stack, case.gateway, case.target, case.draft)
         assert_of_http(gateway, case.status)
-        totals = stack.gateway.service._metrics.totals
-        assert totals.started == len(spans.of("gateway"))
 
 
 async def test_a_target_that_is_killed(tiny_model: Path, tmp_path: Path) -> None:

@@ -20,8 +20,8 @@ from outrider.serving.errors import Overloaded
 from tests.support.doors import chat_body, http_client, http_port
 from tests.support.gateways import Gateway, gateway_on, gateway_with, until
 from tests.support.http_gateway import CHAT, COMPLETIONS, HttpAnswer
-from tests.support.http_spans import Told, assert_of_http, failed, refused, told
 from tests.support.otlp import Spans
+from tests.support.request_spans import Told, assert_of_http, failed, refused, told
 from tests.support.scripted_target import Script
 
 GOOD = chat_body("river", 9)

@@ -18,7 +18,13 @@ from pathlib import Path
 import pytest
 
 from tests.support.gateways import target_status, until
-from tests.support.http_gateway import COMPLETIONS, HttpAnswer, HttpClient, http_gateway
+from tests.support.http_gateway import (
+    COMPLETIONS,
+    HttpAnswer,
+    HttpClient,
+    ask_once,
+    http_gateway,
+)
 from tests.support.http_streams import HttpStream, completion, read_all
 from tests.support.processes import ServiceProcess, running_process
 from tests.support.scripted_target import Script, serving
@@ -55,22 +61,9 @@ async def in_front(
         yield gateway
 
 
-async def get(port: int, path: str) -> HttpAnswer:
-    """Over a connection of its own."""
-    client = await HttpClient.connect(port)
-    try:
-        return await client.ask("GET", path)
-    finally:
-        client.close()
-
-
 async def ask(port: int, num_tokens: int) -> HttpAnswer:
     """A whole answer, over a connection of its own."""
-    client = await HttpClient.connect(port)
-    try:
-        return await client.ask("POST", COMPLETIONS, completion(PROMPT, num_tokens))
-    finally:
-        client.close()
+    return await ask_once(port, "POST", COMPLETIONS, completion(PROMPT, num_tokens))
 
 
 async def check_refused(port: int) -> None:
@@ -118,9 +111,9 @@ async def test_the_gateway_goes_in_order(model: Path, tmp_path: Path) -> None:
         started_s = time.monotonic()
         gateway.terminate()
         await gateway.wait_event("draining")
-        ready = await get(port, "/readyz")
+        ready = await ask_once(port, "GET", "/readyz")
         assert (ready.status, ready.body) == (503, b"draining\n")
-        assert (await get(port, "/healthz")).status == 200
+        assert (await ask_once(port, "GET", "/healthz")).status == 200
         await check_refused(port)
         for client in (idle, half):
             await asyncio.wait_for(client.closed(), 1)
@@ -158,9 +151,9 @@ async def test_the_target_goes_in_order(model: Path, tmp_path: Path) -> None:
         started_s = time.monotonic()
         target.terminate()
         async with asyncio.timeout(GRACE_S):
-            while (await get(port, "/readyz")).status == 200:
+            while (await ask_once(port, "GET", "/readyz")).status == 200:
                 await asyncio.sleep(0.02)
-        assert (await get(port, "/healthz")).status == 200
+        assert (await ask_once(port, "GET", "/healthz")).status == 200
         await check_refused(port)
         await reading
         check_ends(streams, "shutting down")

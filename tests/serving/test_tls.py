@@ -25,18 +25,6 @@ from tests.support.relay import Relay
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
-@pytest.fixture
-def authority(tmp_path: Path) -> Authority:
-    """A CA of the test's own."""
-    return Authority(tmp_path / "ours")
-
-
-@pytest.fixture
-def other(tmp_path: Path) -> Authority:
-    """Somebody else's."""
-    return Authority(tmp_path / "theirs")
-
-
 @contextlib.asynccontextmanager
 async def served(tls: ServerTls | None) -> AsyncIterator[str]:
     """The address of a server that says that it is well."""

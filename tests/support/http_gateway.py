@@ -197,6 +197,21 @@ class HttpClient:
         return event
 
 
+async def ask_once(
+    port: int,
+    method: str,
+    path: str,
+    body: object = None,
+    headers: Mapping[str, str] | None = None,
+) -> HttpAnswer:
+    """One request on a connection of its own, which is closed behind it."""
+    client = await HttpClient.connect(port)
+    try:
+        return await client.ask(method, path, body, headers)
+    finally:
+        client.close()
+
+
 @dataclass
 class HttpGateway:
     """A gateway and its HTTP port."""

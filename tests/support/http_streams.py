@@ -68,6 +68,7 @@ class HttpStream:
         try:
             if self.answer is None:
                 self.answer = await self.client.head()
+                self.answer.body = bytearray()  # grows in place: it may have megabytes
                 return True
             self.ended = not await self.client.part(self.answer)
         except Broken:
