@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import grpc
 from opentelemetry.util.types import AttributeValue
 
 from outrider.serving.errors import OutriderError
-from outrider.serving.unread import UnreadStreams
-
-_Context = Any  # grpc.aio.ServicerContext: generic over both message types
 
 Attributes = dict[str, AttributeValue]
 Door = Literal["grpc", "http"]
@@ -55,50 +52,3 @@ class Caller(Protocol):
 
     def result_attributes(self, code: grpc.StatusCode, error: BaseException | None) -> Attributes:
         """The door's own, at the end; `code` is how the request ended, `error` what ended it."""
-
-
-class GrpcCaller:
-    """A client of the gRPC port."""
-
-    door: Door = "grpc"
-    request_id = ""
-
-    def __init__(self, method: str, context: _Context, unread: UnreadStreams) -> None:
-        """method: its full name, without a leading slash."""
-        self.name = method
-        self._context = context
-        self._unread = unread
-
-    def header(self, name: str) -> str | None:
-        """Metadata that is text. A name that was sent twice counts once: the last."""
-        for key, value in reversed(self.headers()):
-            if key == name:
-                return value if isinstance(value, str) else None
-        return None
-
-    def headers(self) -> Sequence[tuple[str, str | bytes]]:
-        """The call's metadata."""
-        return self._context.invocation_metadata() or ()
-
-    def time_remaining(self) -> float | None:
-        """The call's deadline."""
-        remaining: float | None = self._context.time_remaining()
-        return remaining
-
-    def add_done_callback(self, callback: Callable[[object], None]) -> None:
-        """Also for a handler that is stuck in a yield."""
-        self._context.add_done_callback(callback)
-
-    def writing(
-        self, on_stall: Callable[[OutriderError], None]
-    ) -> contextlib.AbstractContextManager[None]:
-        """Put this around a handler's `yield`."""
-        return self._unread.writing(self._context, on_stall)
-
-    def span_attributes(self) -> Attributes:
-        """Of the conventions for RPC."""
-        return {"rpc.system.name": "grpc", "rpc.method": self.name}
-
-    def result_attributes(self, code: grpc.StatusCode, error: BaseException | None) -> Attributes:
-        """Of the conventions for RPC."""
-        return {"rpc.response.status_code": code.name}

@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 
 from gateway.caller import DOORS, Door
 from gateway.ending import Code, Ending, Outcome
-from gateway.http.totals import HttpTotals
+from gateway.http_totals import HttpTotals
 from outrider.serving.faults import Faults
 from outrider.serving.metrics import SECONDS_BUCKETS, Snapshot, counter, counters, gauge, gauges
 

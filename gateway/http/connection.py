@@ -18,7 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from gateway.http.totals import HttpTotals
+from gateway.http_totals import HttpTotals
 
 CONNECTION = "connection"
 """Under which a request's `scope["state"]` holds its connection."""

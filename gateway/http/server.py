@@ -17,7 +17,7 @@ import uvicorn
 
 from gateway.http.connection import MAX_HEAD_BYTES, Connection, FrontState
 from gateway.http.reply import refuse
-from gateway.http.totals import HttpTotals
+from gateway.http_totals import HttpTotals
 from outrider.serving.sockets import bind
 
 MOST_CONNECTIONS = 768
