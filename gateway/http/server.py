@@ -13,11 +13,10 @@ import ssl
 from collections.abc import AsyncIterator
 from typing import Any
 
-import uvicorn
-
 from gateway.http.connection import MAX_HEAD_BYTES, Connection, FrontState
 from gateway.http.reply import refuse
 from gateway.http_totals import HttpTotals
+from outrider.serving.http_config import http_config
 from outrider.serving.sockets import bind
 
 MOST_CONNECTIONS = 768
@@ -90,16 +89,9 @@ async def serving_http(
     Raises OSError for a port that is taken.
     """
     bound = _bind(host, port)
-    config = uvicorn.Config(
+    config = http_config(
         app,
-        loop="none",
-        http=Connection,
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="error",  # who sends what is no HTTP is no news
-        access_log=False,
+        Connection,
         timeout_keep_alive=_IDLE_S,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )

@@ -18,6 +18,7 @@ from prometheus_client.exposition import choose_encoder
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from outrider.serving.health import Health
+from outrider.serving.http_config import http_config
 from outrider.serving.sockets import bind
 
 log = structlog.get_logger(__name__)
@@ -115,19 +116,7 @@ async def serving_admin(app: AdminApp, host: str, port: int) -> AsyncIterator[in
     """Answer while the block runs; gives the bound port. Raises OSError for a taken one."""
     bound = bind(host, port, "metrics", "metrics_port")
     bound.listen()  # now, so that a port that is taken shows here
-    config = uvicorn.Config(
-        app,
-        loop="none",
-        http=_Connection,
-        ws="none",
-        lifespan="off",
-        interface="asgi3",
-        log_config=None,
-        log_level="error",  # who sends what is no HTTP is no news
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_CLOSING_S,
-    )
+    config = http_config(app, _Connection, timeout_graceful_shutdown=_CLOSING_S)
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[bound]), name="admin")
     try:

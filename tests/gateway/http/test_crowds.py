@@ -7,13 +7,13 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.support.gateways import target_status, until
-from tests.support.http_gateway import BODIES, CHAT, HttpAnswer, HttpClient, http_gateway
+from tests.support.http_gateway import BODIES, CHAT, HttpClient, ask_once, http_gateway
 from tests.support.http_streams import HttpStream
 from tests.support.processes import ServiceProcess, running_process
 from tests.support.scripted_target import Script, ScriptedTarget, serving
@@ -47,21 +47,6 @@ async def in_front(
         yield gateway, target
 
 
-async def ask_new(
-    port: int,
-    method: str,
-    path: str,
-    body: object = None,
-    headers: Mapping[str, str] | None = None,
-) -> HttpAnswer:
-    """Over a connection of its own."""
-    client = await HttpClient.connect(port)
-    try:
-        return await client.ask(method, path, body, headers)
-    finally:
-        client.close()
-
-
 async def drip(clients: Iterable[HttpClient]) -> None:
     """A byte each, again and again."""
     for client in clients:
@@ -86,9 +71,9 @@ async def test_five_hundred_that_do_nothing(tiny_folder: Path, tmp_path: Path) -
         for _ in range(10):
             await drip(heads + bodies)
             started_s = time.monotonic()
-            assert (await ask_new(port, "GET", "/readyz")).status == 200
+            assert (await ask_once(port, "GET", "/readyz")).status == 200
             assert time.monotonic() - started_s < QUICK_S
-            assert (await ask_new(port, "POST", CHAT, BODIES[CHAT])).status == 200
+            assert (await ask_once(port, "POST", CHAT, BODIES[CHAT])).status == 200
         assert (await idle[0].ask("POST", CHAT, BODIES[CHAT])).status == 200
         for client in clients:
             client.close()
@@ -121,7 +106,7 @@ async def refusals(port: int, status: int, key: str | None = KEY) -> list[float]
     for _ in range(100):
         await asyncio.sleep(0.01)
         started_s = time.monotonic()
-        answer = await ask_new(port, "POST", CHAT, BODIES[CHAT], headers)
+        answer = await ask_once(port, "POST", CHAT, BODIES[CHAT], headers)
         seconds.append(time.monotonic() - started_s)
         assert answer.status == status, answer.body
         assert answer.error["message"]
