@@ -144,9 +144,9 @@ def check_cut_off(stream: HttpStream, expected: Tokens) -> None:
     assert tokens == expected[: len(tokens)]
 
 
-async def check(model: Path, sizes: Sizes) -> float:
-    """The whole story; returns the normal readers' speed as a share of what it is without those
-    who are slow or stay away. The one that reads on has a claim to its part of every step."""
+async def check(model: Path, sizes: Sizes, *, timed: bool = False) -> float:
+    """The whole story; returns the normal readers' speed, where `timed` as a share of what it is
+    without those who are slow or stay away. Who reads on has a claim to a part of every step."""
     count = sizes.num_normal + sizes.num_slow + sizes.num_stalled
     normal = range(sizes.num_normal)
     slow_numbers = range(sizes.num_normal, sizes.num_normal + sizes.num_slow)
@@ -168,7 +168,7 @@ async def check(model: Path, sizes: Sizes) -> float:
         await gateway.wait_health(True)
         this = Stack(http, target, sizes)
         expected = await asyncio.gather(*map(this.whole, range(count)))
-        alone = await this.speed_of([*normal, resumed], expected)
+        alone = await this.speed_of([*normal, resumed], expected) if timed else 1.0
         lines = stack.enter_context(capture_logs())
 
         stalled = [
@@ -219,7 +219,7 @@ async def check(model: Path, sizes: Sizes) -> float:
     return share
 
 
-@pytest.mark.timeout(90)
+@pytest.mark.timeout(180)
 async def test_slow_and_stalled_readers_cost_the_others_nothing(tmp_path: Path) -> None:
     """Five streams: two stop reading, one of them for a while only, and one is slow."""
     await check(make_tiny_model(tmp_path / "tiny", max_len=1024), SMALL)
@@ -229,5 +229,5 @@ async def test_slow_and_stalled_readers_cost_the_others_nothing(tmp_path: Path) 
 @pytest.mark.timeout(900)
 async def test_twenty_streams_of_4000_tokens(tmp_path: Path) -> None:
     """Five stop reading, five are slow, and the other ten keep at least 90 % of their speed."""
-    share = await check(make_tiny_model(tmp_path / "tiny", max_len=8192), FULL)
+    share = await check(make_tiny_model(tmp_path / "tiny", max_len=8192), FULL, timed=True)
     assert share >= 0.9
