@@ -16,6 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.cli.finding import Finding, ok, problem, warning
 from outrider.cli.ports import why_not
+from outrider.client.wire import key_metadata
 from outrider.serving.channel import open_blocking_channel
 from outrider.serving.refusals import explain_refusal
 from outrider.serving.settings import SettingsError, split_addresses
@@ -30,7 +31,9 @@ from protos.outrider.v1 import (
     target_pb2_grpc,
 )
 
-TIMEOUT_S = 2.0
+TIMEOUT_S = 1.5
+"""Less than an attempt to connect may take: who takes the connection and says nothing is told apart
+from who hangs up."""
 FULL_NAMES = {
     "gateway": "outrider.v1.Inference",
     "target": "outrider.v1.Target",
@@ -48,12 +51,16 @@ class Place:
     asked_by: str = ""
     """The service whose settings name it; empty: where this machine's own would listen."""
     tls: ClientTls | None = None
+    api_key: str | None = None
+    """What a gateway is shown."""
 
 
-def places(settings: Mapping[str, Any], tls: ClientTls | None) -> list[Place]:
+def places(
+    settings: Mapping[str, Any], tls: ClientTls | None, api_key: str | None = None
+) -> list[Place]:
     """Every configured address, each once a service; `settings` are by service.
 
-    tls: how to ask a gateway. The others are asked as whoever calls them asks.
+    tls, api_key: how to ask a gateway. The others are asked as whoever calls them asks.
     """
     callers = {
         "gateway": tls,
@@ -61,7 +68,7 @@ def places(settings: Mapping[str, Any], tls: ClientTls | None) -> list[Place]:
         "draft": _calls(settings["target"]),
     }
     own = [
-        Place(service, f"{its.host}:{its.port}", tls=callers[service])
+        Place(service, f"{its.host}:{its.port}", tls=callers[service], api_key=api_key)
         for service, its in settings.items()
         if its.port  # 0: any free one
     ]
@@ -95,7 +102,7 @@ def check_place(place: Place) -> tuple[list[Finding], bool]:
             health = health_pb2_grpc.HealthStub(channel).Check(request, timeout=TIMEOUT_S)
         except grpc.RpcError as error:
             return [_stranger(place, topic, error)], False
-        findings = list(_ASK[place.service](channel, topic))
+        findings = list(_ask(place, channel, topic))
         if health.status != SERVING:
             state = health_pb2.HealthCheckResponse.ServingStatus.Name(health.status)
             text = f"answers, but its health is {state}"
@@ -145,11 +152,20 @@ def _stranger(place: Place, topic: str, error: grpc.RpcError) -> Finding:
     return problem(topic, text, f"{other}; if it is the {place.service}, {_tls_advice(place)}")
 
 
-def _ask_gateway(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
-    request = inference_pb2.ListModelsRequest()
+def _ask(place: Place, channel: grpc.Channel, topic: str) -> Iterator[Finding]:
+    if place.service == "gateway":
+        return _ask_gateway(channel, topic, place.api_key)
+    return (_ask_target if place.service == "target" else _ask_draft)(channel, topic)
+
+
+def _ask_gateway(channel: grpc.Channel, topic: str, api_key: str | None) -> Iterator[Finding]:
+    stub, request = inference_pb2_grpc.InferenceStub(channel), inference_pb2.ListModelsRequest()
     try:
-        answer = inference_pb2_grpc.InferenceStub(channel).ListModels(request, timeout=TIMEOUT_S)
+        answer = stub.ListModels(request, timeout=TIMEOUT_S, metadata=key_metadata(api_key))
     except grpc.RpcError as error:
+        if error.code() is grpc.StatusCode.UNAUTHENTICATED:
+            yield _wants_key(topic, api_key)
+            return
         yield _no_status(topic, error)
         return
     for model in answer.models:
@@ -159,6 +175,13 @@ def _ask_gateway(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
         else:
             advice = "start a target, or look at [gateway] targets"
             yield problem(topic, f"{text}, but no target is ready", advice)
+
+
+def _wants_key(topic: str, api_key: str | None) -> Finding:
+    if api_key is None:
+        return ok(topic, "answers, and asks for a key before it says more (OUTRIDER_API_KEY)")
+    advice = "give --api-key or OUTRIDER_API_KEY one that its file of keys has"
+    return problem(topic, "does not know the API key that was shown", advice)
 
 
 def _ask_target(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
@@ -208,6 +231,3 @@ def _ask_draft(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
 def _no_status(topic: str, error: grpc.RpcError) -> Finding:
     text = f"healthy, but does not say what it does: {error.code().name}: {error.details()}"
     return problem(topic, text, "it may be of another version: run one version everywhere")
-
-
-_ASK = {"gateway": _ask_gateway, "target": _ask_target, "draft": _ask_draft}

@@ -18,8 +18,8 @@ from outrider.cli.check_model import check_draft_model, check_gateway_model, che
 from outrider.cli.check_services import Place, check_place, places
 from outrider.cli.check_tls import check_tls
 from outrider.cli.finding import Finding, Level, ok
+from outrider.cli.gateway_options import credential_options
 from outrider.cli.options import origin
-from outrider.cli.tls_options import tls_options
 from outrider.cli.up import given_addresses, stack_settings, up_options
 from outrider.serving.tls import ClientTls
 from outrider.text import one_line
@@ -29,13 +29,14 @@ COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
 @click.command()
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@tls_options
+@credential_options
 @up_options
 @click.pass_context
 def doctor(
     context: click.Context,
     /,
     as_json: bool,
+    api_key: str | None,
     tls: ClientTls | None,
     model: str | None,
     no_draft: bool,
@@ -49,7 +50,7 @@ def doctor(
     """
     settings = stack_settings(values, model, no_draft, given_addresses(context))
     origins = {service: origin(context, service, "port") for service in settings}
-    answers = [(place, *check_place(place)) for place in places(settings, tls)]
+    answers = [(place, *check_place(place)) for place in places(settings, tls, api_key)]
     running = {place.service for place, _, is_it in answers if is_it and not place.asked_by}
     findings = []
     for finding in examine(settings, origins, answers, running):

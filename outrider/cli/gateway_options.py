@@ -13,14 +13,11 @@ from outrider.cli.values import ADDRESS, API_KEY
 
 def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """A decorator: the command's function gets `address`, `api_key` and `tls`."""
-    address = click.option(
-        "--address",
-        type=ADDRESS,
-        default="127.0.0.1:50051",
-        show_default=True,
-        envvar="OUTRIDER_ADDRESS",
-        help="The gateway.",
-    )
+    return address_option(credential_options(command))
+
+
+def credential_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: the command's function gets `api_key` and `tls`."""
     api_key = click.option(
         "--api-key",
         type=API_KEY,
@@ -29,4 +26,17 @@ def gateway_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="Key for a gateway that asks for one; other users of this machine may see it, but not "
         "the variable.",
     )
-    return address(api_key(tls_options(command)))
+    return api_key(tls_options(command))
+
+
+def address_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A decorator: the command's function gets `address`."""
+    address = click.option(
+        "--address",
+        type=ADDRESS,
+        default="127.0.0.1:50051",
+        show_default=True,
+        envvar="OUTRIDER_ADDRESS",
+        help="The gateway.",
+    )
+    return address(command)

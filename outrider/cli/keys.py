@@ -29,6 +29,7 @@ _HELP = {
     "max_tokens": "Most tokens that a request may ask for.",
 }
 _WIDE = 1000
+_DEFAULT = "keys.toml"
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -46,9 +47,9 @@ def _limit_options(command: Any) -> Any:
     return command
 
 
-@keys.command("new")
+@keys.command("new", short_help="Make a key, add its hash to a file, print the key.")
 @click.argument("name")
-@click.option("--file", type=_FILE, default="keys.toml", show_default=True, help="Where to add it.")
+@click.option("--file", type=_FILE, default=_DEFAULT, show_default=True, help="Where to add it.")
 @_limit_options
 def new(name: str, file: Path, **limits: int | None) -> None:
     """Make a key, add its hash to the file as NAME, and print the key, this once.
@@ -69,18 +70,18 @@ def new(name: str, file: Path, **limits: int | None) -> None:
 
 
 @keys.command("check")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=_FILE, default=_DEFAULT)
 def check(file: Path) -> None:
-    """Say whether a gateway would take FILE, and what is wrong if not."""
+    """Say whether a gateway would take FILE (keys.toml), and what is wrong if not."""
     with _errors(file):
         num_keys = len(_read(file))
     click.echo(f"{one_line(str(file))}: {num_keys} key{'' if num_keys == 1 else 's'}")
 
 
 @keys.command("list")
-@click.argument("file", type=_FILE)
+@click.argument("file", type=_FILE, default=_DEFAULT)
 def list_keys(file: Path) -> None:
-    """The names in FILE and the limits of each."""
+    """The names in FILE (keys.toml) and the limits of each."""
     with _errors(file):
         found = _read(file)
     table = Table("name", *LIMITS)

@@ -98,7 +98,7 @@ class Client:
             generate = self._stub.Generate
             return cast(GenerateCall, generate(request, timeout=left_s, metadata=self._metadata))
 
-        return Stream(call, request.n or 1, self._retries, timeout_s)
+        return Stream(call, request.n or 1, self._retries, timeout_s, self._tls)
 
     async def generate(
         self,
@@ -161,4 +161,4 @@ class Client:
             call = getattr(self._stub, method)
             return await call(request, timeout=left_s, metadata=self._metadata)
 
-        return await retrying(attempt, self._retries, timeout_s)
+        return await retrying(attempt, self._retries, timeout_s, self._tls)

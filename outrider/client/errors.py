@@ -23,6 +23,8 @@ from outrider.serving.errors import (
     Unauthenticated,
     Unavailable,
 )
+from outrider.serving.refusals import explain_refusal
+from outrider.serving.tls import ClientTls
 
 _BY_CODE: dict[grpc.StatusCode, type[OutriderError]] = {
     kind.code: kind
@@ -47,12 +49,15 @@ class CallFailed(OutriderError):
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
-    """Raises OutriderError for what gRPC raises. A cancelled task stays cancelled."""
+def translated(tls: ClientTls | None = None) -> Iterator[None]:
+    """Raises OutriderError for what gRPC raises. A cancelled task stays cancelled.
+
+    tls: what the call used, which tells why there is no connection.
+    """
     try:
         yield
     except grpc.aio.AioRpcError as error:
-        raise _from_rpc(error) from error
+        raise _from_rpc(error, tls) from error
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is None or task.cancelling():
@@ -61,7 +66,7 @@ def translated() -> Iterator[None]:
         raise CallFailed(grpc.StatusCode.CANCELLED, "the call was ended on this side") from None
 
 
-def _from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
+def _from_rpc(error: grpc.aio.AioRpcError, tls: ClientTls | None) -> OutriderError:
     """The error with its field or delay, where the status has one."""
     code, message = error.code(), error.details() or ""
     if code is grpc.StatusCode.INVALID_ARGUMENT:
@@ -75,6 +80,7 @@ def _from_rpc(error: grpc.aio.AioRpcError) -> OutriderError:
         if _find(error, retry):
             return Overloaded(message, retry.retry_delay.ToNanoseconds() / 1e9)
     kind = _BY_CODE.get(code)
+    message = explain_refusal(message, tls) or message
     return kind(message) if kind else CallFailed(code, message)
 
 

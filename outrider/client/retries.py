@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from outrider.client.errors import translated
 from outrider.serving.errors import OutriderError, Overloaded, Unavailable
+from outrider.serving.tls import ClientTls
 
 _Result = TypeVar("_Result")
 
@@ -44,14 +45,18 @@ async def retrying(
     attempt: Callable[[float | None], Awaitable[_Result]],
     retries: Retries,
     timeout_s: float | None,
+    tls: ClientTls | None,
 ) -> _Result:
-    """The result of `attempt`, which gets the seconds that are left. Raises OutriderError."""
+    """The result of `attempt`, which gets the seconds that are left. Raises OutriderError.
+
+    tls: what the attempts use.
+    """
     loop = asyncio.get_running_loop()
     deadline = None if timeout_s is None else loop.time() + timeout_s
     num_failed = 0
     while True:
         try:
-            with translated():
+            with translated(tls):
                 return await attempt(None if deadline is None else max(0.0, deadline - loop.time()))
         except OutriderError as error:
             num_failed += 1

@@ -12,6 +12,7 @@ from outrider.client.errors import CallFailed, translated
 from outrider.client.retries import Retries, retrying
 from outrider.client.wire import chunk_from_proto
 from outrider.serving.errors import Unavailable
+from outrider.serving.tls import ClientTls
 from protos.outrider.v1 import inference_pb2 as pb
 
 # Quoted: generic only for type checkers.
@@ -32,11 +33,13 @@ class Stream:
         num_choices: int,
         retries: Retries,
         timeout_s: float | None,
+        tls: ClientTls | None,
     ) -> None:
         self._start = call
         self._num_open = num_choices
         self._retries = retries
         self._timeout_s = timeout_s
+        self._tls = tls
         self._call: GenerateCall | None = None
         self._begun = False
         self._closed = False
@@ -82,7 +85,7 @@ class Stream:
     async def _next(self) -> pb.GenerateResponse | None:
         """None at the end. Only the first message may be asked for more than once."""
         if not self._begun:
-            message = await retrying(self._first, self._retries, self._timeout_s)
+            message = await retrying(self._first, self._retries, self._timeout_s, self._tls)
             self._begun = True
         else:
             assert self._call is not None

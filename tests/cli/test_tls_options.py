@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -9,15 +10,19 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
+from gateway.keys import key_hash
 from outrider.cli.check_services import Place, check_place
 from outrider.cli.check_tls import check_tls
 from outrider.cli.demo import free_ports
+from outrider.cli.finding import Level
 from outrider.cli.main import main
 from outrider.cli.stack import Stack, StackError
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 from outrider.serving.tls import ClientTls, ServerTls
 from tests.support.certificates import Authority, Pair
+from tests.support.gateways import gateway_with, write_tokenizer_folder
 from tests.support.scripted_gateway import scripted_gateway
+from tests.support.scripted_target import Script
 
 
 def ask(address: str, *flags: str, **variables: str) -> Result:
@@ -118,6 +123,23 @@ def test_doctor_asks_with_the_callers_certificates(authority: Authority) -> None
             (finding,), _ = check_place(Place("gateway", gateway.address, tls=tls))
             assert why in finding.text
             assert ("--tls-ca" in finding.advice) is (why != "a gRPC server that is no gateway")
+
+
+async def test_doctor_and_gateways_that_ask_for_keys(tmp_path: Path) -> None:
+    """That it asks for one is no problem; one that it does not know is."""
+    entry = f'[[keys]]\nname = "me"\nsha256 = "{key_hash("or-mine").hex()}"\n'
+    (tmp_path / "keys.toml").write_text(entry)
+    folder = write_tokenizer_folder(tmp_path / "model")
+    keys = str(tmp_path / "keys.toml")
+    async with gateway_with(folder, Script([5]), api_keys=keys) as (gateway, _):
+        for key, level, text in [
+            ("or-mine", Level.OK, "serves model"),
+            (None, Level.OK, "asks for a key"),
+            ("or-other", Level.PROBLEM, "does not know the API key"),
+        ]:
+            place = Place("gateway", gateway.address, api_key=key)
+            (finding,), is_it = await asyncio.to_thread(check_place, place)
+            assert is_it and finding.level is level and text in finding.text
 
 
 def test_doctor_names_files_of_no_use(authority: Authority) -> None:

@@ -111,13 +111,18 @@ async def test_shows_its_key(folder: Path, tmp_path: Path, program: Run) -> None
 
 @pytest.mark.parametrize("program", ["ask.py", "chat.mjs", "ask.sh"], indirect=True)
 async def test_speaks_tls(folder: Path, tmp_path: Path, program: Run) -> None:
-    """To a gateway whose certificate its own authority has signed, and to no other."""
+    """To a gateway whose certificate its own authority has signed, and to no other; with a
+    certificate of its own, which this gateway asks for."""
     ours, theirs = Authority(tmp_path / "ours"), Authority(tmp_path / "theirs")
-    pair = ours.issue("gateway")
-    settings = {"tls_cert": str(pair.cert), "tls_key": str(pair.key)}
-    tls = ClientTls(ours.ca, None, None)
+    pair, own = ours.issue("gateway"), ours.issue("client")
+    settings = {"tls_cert": str(pair.cert), "tls_key": str(pair.key), "tls_client_ca": str(ours.ca)}
+    tls = ClientTls(ours.ca, own.cert, own.key)
     async with gateway_with(folder, SCRIPT, tls=tls, **settings) as (gateway, _):
-        where = {"OUTRIDER_ADDRESS": gateway.address}
+        where = {
+            "OUTRIDER_ADDRESS": gateway.address,
+            "OUTRIDER_TLS_CERT": str(own.cert),
+            "OUTRIDER_TLS_KEY": str(own.key),
+        }
         done = await asyncio.to_thread(program, {**where, "OUTRIDER_TLS_CA": str(ours.ca)})
         wrong = await asyncio.to_thread(program, {**where, "OUTRIDER_TLS_CA": str(theirs.ca)})
     assert done.returncode == 0, done.stderr

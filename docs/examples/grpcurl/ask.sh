@@ -6,13 +6,17 @@
 #   ./ask.sh '{"text": "The quick brown fox", "stopping": {"max_tokens": 20}}'
 #
 # OUTRIDER_ADDRESS is the gateway (127.0.0.1:50051), OUTRIDER_API_KEY a key if it asks for one,
-# OUTRIDER_TLS_CA the file of its certificate authority if it speaks TLS.
+# OUTRIDER_TLS_CA the file of its certificate authority if it speaks TLS, OUTRIDER_TLS_CERT and
+# OUTRIDER_TLS_KEY what to show it if it asks for a certificate.
 set -euo pipefail
 
 address=${OUTRIDER_ADDRESS:-127.0.0.1:50051}
 options=(-max-time 60)
 if [ -n "${OUTRIDER_TLS_CA:-}" ]; then
   options+=(-cacert "$OUTRIDER_TLS_CA")
+  if [ -n "${OUTRIDER_TLS_CERT:-}" ]; then
+    options+=(-cert "$OUTRIDER_TLS_CERT" -key "$OUTRIDER_TLS_KEY")
+  fi
 else
   options+=(-plaintext)
 fi

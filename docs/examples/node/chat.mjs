@@ -4,8 +4,9 @@
 //   node chat.mjs "What is speculative decoding?"
 //
 // OUTRIDER_ADDRESS is the gateway (127.0.0.1:50051), OUTRIDER_API_KEY a key if it asks for one,
-// OUTRIDER_TLS_CA the file of its certificate authority if it speaks TLS, and OUTRIDER_PROTOS the
-// folder that holds protos/ (the root of the repository).
+// OUTRIDER_TLS_CA the file of its certificate authority if it speaks TLS, OUTRIDER_TLS_CERT and
+// OUTRIDER_TLS_KEY what to show it if it asks for a certificate, and OUTRIDER_PROTOS the folder that
+// holds protos/ (the root of the repository).
 
 import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
@@ -23,10 +24,15 @@ const definition = protoLoader.loadSync("protos/outrider/v1/inference.proto", {
   oneofs: true,
 });
 const { Inference } = grpc.loadPackageDefinition(definition).outrider.v1;
+const file = (name) => (env[name] ? readFileSync(env[name]) : null);
 const client = new Inference(
   env.OUTRIDER_ADDRESS ?? "127.0.0.1:50051",
   env.OUTRIDER_TLS_CA
-    ? grpc.credentials.createSsl(readFileSync(env.OUTRIDER_TLS_CA))
+    ? grpc.credentials.createSsl(
+        file("OUTRIDER_TLS_CA"),
+        file("OUTRIDER_TLS_KEY"),
+        file("OUTRIDER_TLS_CERT"),
+      )
     : grpc.credentials.createInsecure(),
 );
 const metadata = new grpc.Metadata();

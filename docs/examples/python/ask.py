@@ -3,7 +3,8 @@
     python ask.py "What is speculative decoding?"
 
 OUTRIDER_ADDRESS is the gateway (127.0.0.1:50051), OUTRIDER_API_KEY a key if it asks for one,
-OUTRIDER_TLS_CA the file of its certificate authority if it speaks TLS.
+OUTRIDER_TLS_CA the file of its certificate authority if it speaks TLS, OUTRIDER_TLS_CERT and
+OUTRIDER_TLS_KEY what to show it if it asks for a certificate.
 """
 
 import asyncio
@@ -15,11 +16,14 @@ from outrider.client import Client, ClientTls, InvalidRequest, OutriderError
 
 
 async def main(question: str) -> int:
-    ca = os.environ.get("OUTRIDER_TLS_CA")
+    ca, cert, key = (
+        Path(file) if (file := os.environ.get(f"OUTRIDER_TLS_{name}")) else None
+        for name in ("CA", "CERT", "KEY")
+    )
     client = Client(
         os.environ.get("OUTRIDER_ADDRESS", "127.0.0.1:50051"),
         api_key=os.environ.get("OUTRIDER_API_KEY"),
-        tls=ClientTls(ca=Path(ca)) if ca else None,
+        tls=ClientTls(ca, cert, key) if ca else None,
     )
     async with client:
         messages = [{"role": "user", "content": question}]
