@@ -40,6 +40,9 @@ from outrider.serving.errors import (
 )
 from protos.outrider.v1 import inference_pb2 as pb
 
+_MOST_IDS = 2**20
+"""Of `detokenize`; the text of more does not fit in a message, unless that may be very large."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
@@ -220,6 +223,8 @@ class Inference:
         """The text of ids, all at once."""
         with self._admitted(caller):
             self._check_model(request.model)
+            if len(request.ids) > _MOST_IDS:  # before they cost the event loop anything
+                raise InvalidRequest("ids", f"at most {_MOST_IDS}, got {len(request.ids)}")
             ids = tuple(request.ids)
             check_token_ids("ids", ids, self._tokenizer.vocab_size)
             text = await self._encoder.decode(ids, keep_special=request.keep_special)

@@ -112,6 +112,8 @@ async def test_tokenize_and_detokenize(tiny_folder: Path, tokenizer: ModelTokeni
             await stub.Detokenize(pb.DetokenizeRequest(ids=[5, 600]))
         with pytest.raises(grpc.aio.AioRpcError, match="input"):
             await stub.Tokenize(pb.TokenizeRequest())
+        with pytest.raises(grpc.aio.AioRpcError, match="ids: at most 1048576, got 1048577"):
+            await stub.Detokenize(pb.DetokenizeRequest(ids=[5] * 1_048_577))
 
 
 async def test_eos_ends_the_text_silently(tiny_folder: Path, tokenizer: ModelTokenizer) -> None:
