@@ -30,6 +30,7 @@ from outrider.models.resolve import display_name, resolve
 from outrider.serving.device import DeviceThread
 from outrider.serving.health import Health, SetHealthy
 from outrider.serving.logs import configure_logging
+from outrider.serving.memory import give_back_memory
 from outrider.serving.metrics import make_registry
 from outrider.serving.open_calls import OpenCalls
 from outrider.serving.server import run as run_loop
@@ -125,7 +126,9 @@ class GatewayService:
 
     def _load(self) -> tuple[Path, ModelTokenizer, bytes]:
         folder = resolve(self._settings.model, weights=False)
-        return folder, ModelTokenizer.load(folder), token_table_hash(folder)
+        loaded = folder, ModelTokenizer.load(folder), token_table_hash(folder)
+        give_back_memory()
+        return loaded
 
     def register(self, server: grpc.aio.Server) -> None:
         """Add the Inference service."""
