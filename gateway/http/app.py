@@ -161,7 +161,12 @@ def _wrong_method(scope: Scope) -> str:
 
 
 def _check_head(scope: Scope) -> None:
-    """h11 limits what comes piece by piece, not a head that is there at once."""
+    """h11 limits what comes piece by piece, not a head that is there at once, and is lenient."""
     num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
     if num_bytes > MAX_HEAD_BYTES:
         raise HttpRefusal(431, f"the headers may have {MAX_HEAD_BYTES} bytes, got {num_bytes}")
+    if {b"content-length", b"transfer-encoding"} <= {name for name, _ in scope["headers"]}:
+        # A proxy that goes by the length takes the rest of the body for another client's request.
+        raise HttpRefusal(
+            400, "Content-Length and Transfer-Encoding exclude each other", {"connection": "close"}
+        )

@@ -223,3 +223,18 @@ async def test_a_port_that_is_taken(tiny_folder: Path) -> None:
         with pytest.raises(OSError, match=f"{HOST}:{port} for HTTP.*http_port"):
             async with http_gateway_alone(tiny_folder, http_port=port):
                 pass
+
+
+async def test_two_lengths_of_one_body(tiny_folder: Path) -> None:
+    """Refused, and nothing behind it is a request: a proxy may go by the other length."""
+    async with http_gateway(tiny_folder, Script(IDS)) as http:
+        client = await http.client()
+        lengths = "Content-Length: 4\r\nTransfer-Encoding: chunked\r\n"
+        smuggled = b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n"
+        answer = await client.raw_answer(
+            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\n{lengths}\r\n0\r\n\r\n".encode() + smuggled
+        )
+        assert answer.status == 400
+        assert "Content-Length and Transfer-Encoding" in answer.error["message"]
+        assert answer.headers["connection"] == "close"
+        assert await client.closed()
