@@ -60,7 +60,12 @@ class Generation:
                 await reply.whole(200, {"content-type": "application/json"}, answer.whole())
                 return
             async for response in responses:
-                await reply.events(answer.chunks(response))
+                try:
+                    await reply.events(answer.chunks(response))
+                except BaseException as error:
+                    # The core must know why it ends: closed alone, it would say for a shutdown.
+                    await responses.athrow(error)
+                    raise
             await reply.end_events(answer.final())
 
     async def _read(self, caller: HttpCaller, receive: Receive) -> ParsedRequest:

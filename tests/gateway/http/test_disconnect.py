@@ -72,6 +72,27 @@ async def test_in_the_middle(tiny_folder: Path, stream: bool, how: str) -> None:
         assert http.target.seen.cancelled == 1
 
 
+@pytest.mark.parametrize("headers", [{}, {"X-Request-Timeout": "0.6"}])
+async def test_while_a_message_waits_for_its_reader(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str]
+) -> None:
+    """Who stops to read and then leaves, or whose time is over by then, has ended the request: it
+    is not the gateway that shuts down."""
+    monkeypatch.setattr("gateway.http.server._SEND_BUFFER_BYTES", 4096)
+    script, name = Script(IDS, delay_s=0.001), "m" * 4000
+    async with http_gateway(tiny_folder, script, served_name=name) as http:
+        client = await http.client(receive_buffer=4096)
+        with capture_logs() as lines:
+            await client.send("POST", CHAT, STREAM | {"model": name}, headers)
+            await asyncio.sleep(0.3)
+            assert http.gateway.num_running == 1
+            if not headers:
+                client.reset()
+            await nothing_is_left(http)
+        (line,) = [line for line in lines if line["event"] == "request"]
+        assert line["code"] == ("deadline_exceeded" if headers else "cancelled")
+
+
 @pytest.mark.parametrize("how", ["close", "reset"])
 async def test_while_the_body_is_read(tiny_folder: Path, how: str) -> None:
     """No request has come of it, so there is no line; what was read of it counts no more."""
