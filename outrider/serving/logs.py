@@ -23,6 +23,9 @@ from outrider.text import indented, one_line
 _OURS = ("outrider", "outrider_kernels")
 _OF_COLLECTORS = ("opentelemetry", "outrider.serving.span_export")
 _OF_COLLECTORS_EVERY_S = 60.0
+_GONE = "ExecuteBatchError raised in core"
+"""How grpc calls it an error that a client has gone in the middle of a write to it. The request's
+own line says that it has."""
 
 
 class _Unfailing:
@@ -56,10 +59,13 @@ class _Foreign(logging.Handler):
             if time.monotonic() < self._next_of_collectors:
                 return
             self._next_of_collectors = time.monotonic() + _OF_COLLECTORS_EVERY_S
-        # grpc shows a traceback when a client has gone in the middle of a write to it.
-        shown = None if record.name.startswith("grpc") else record.exc_info
+        of_grpc, message = record.name.startswith("grpc"), record.getMessage()
+        if of_grpc and message.startswith(_GONE):
+            return
+        # grpc shows tracebacks of what it has logged an error for.
+        shown = None if of_grpc else record.exc_info
         log = structlog.get_logger(record.name)
-        log.log(record.levelno, record.getMessage(), logger=record.name, exc_info=shown)
+        log.log(record.levelno, message, logger=record.name, exc_info=shown)
 
 
 def configure_logging(service: str, level: str = "info") -> None:

@@ -16,6 +16,7 @@ import logging, threading
 from outrider.serving.logs import configure_logging
 configure_logging("target", {level!r})
 def say_all():
+    logging.getLogger("grpc._cython").error("ExecuteBatchError raised in core by method [x]")
     for name in ("outrider.engine.numerics", "some.library", "grpc._cython"):
         for say in ("debug", "info", "warning"):
             getattr(logging.getLogger(name), say)("%s of %s", say, name)
@@ -37,7 +38,7 @@ def test_the_standard_librarys_log_comes_out_like_our_own(
     level: str, ours: list[str], theirs: list[str]
 ) -> None:
     """From any thread, JSON lines with the service and the logger: all of ours, of libraries what
-    is amiss."""
+    is amiss. That a client has gone is not, whatever grpc makes of it."""
     script = SCRIPT.format(level=level)
     done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=15, check=True
