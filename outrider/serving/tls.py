@@ -6,7 +6,9 @@ one line says why. Open connections keep what they began with. Knows nothing of 
 
 from __future__ import annotations
 
+import errno
 import ssl
+import stat
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,9 @@ log = structlog.get_logger(__name__)
 
 _BEGIN, _END = b"-----BEGIN ", b"-----END "
 _UNFIT = ("KEY_VALUES_MISMATCH", "KEY_TYPE_MISMATCH")
+
+_MAX_PEM_BYTES = 4 * 1024 * 1024
+"""All authorities of a system are a tenth of it."""
 
 _Signature = tuple[tuple[int, ...], ...]
 
@@ -179,10 +184,15 @@ def _look(path: Path) -> tuple[int, ...]:
 
 def _read_pem(name: str, path: Path) -> bytes:
     try:
-        text = path.read_bytes()
+        if not stat.S_ISREG(path.stat().st_mode):  # to open a pipe would wait for its writer
+            raise OSError(errno.EINVAL, "not a regular file")
+        with path.open("rb") as file:
+            text = file.read(_MAX_PEM_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is no path"
         raise SettingsError(f"{name} cannot be read: {reason}") from error
+    if len(text) > _MAX_PEM_BYTES:
+        raise SettingsError(f"{name} is larger than {_MAX_PEM_BYTES} bytes")
     if _BEGIN not in text or text.count(_BEGIN) != text.count(_END):
         raise SettingsError(f"{name} is no whole PEM file")
     return text

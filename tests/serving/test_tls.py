@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
@@ -142,7 +143,7 @@ async def test_a_new_ca_lets_the_old_clients_in_no_more(
         assert await asked(address, ClientTls(other.ca, pair.cert, pair.key)) != ""
 
 
-@pytest.mark.parametrize("damage", ["half", "unfit", "gone", "no key"])
+@pytest.mark.parametrize("damage", ["half", "unfit", "gone", "no key", "pipe"])
 async def test_bad_new_files_are_not_taken(authority: Authority, damage: str) -> None:
     """What was good stays, one line says why, with nothing of what the files hold; good files are
     taken when they come."""
@@ -157,6 +158,9 @@ async def test_bad_new_files_are_not_taken(authority: Authority, damage: str) ->
                 live.cert.write_bytes(new.cert.read_bytes())
             elif damage == "gone":
                 live.cert.unlink()
+            elif damage == "pipe":
+                live.cert.unlink()
+                os.mkfifo(live.cert)
             else:
                 live.key.write_bytes(live.cert.read_bytes())
             for _ in range(3):
@@ -164,6 +168,8 @@ async def test_bad_new_files_are_not_taken(authority: Authority, damage: str) ->
         (line,) = lines
         assert line["event"] == "new TLS files are not taken, the old ones stay"
         assert line["reason"].startswith("tls_") and "BEGIN" not in str(line)
+        if damage == "pipe":
+            live.cert.unlink()
         new.copy_to(live)
         assert await asked(address, tls, "new.name") == ""
 
@@ -226,12 +232,18 @@ def test_half_a_pair_and_files_of_no_use_are_refused_by_name(
     cert, key, ca = str(pair.cert), str(pair.key), str(authority.ca)
     empty = tmp_path / "empty"
     empty.write_bytes(b"")
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    with large.open("wb") as file:
+        file.truncate(2**30)
     for settings, match in [
         ({"tls_cert": cert}, "tls_cert is set without tls_key"),
         ({"tls_key": key}, "tls_key is set without tls_cert"),
         ({"tls_client_ca": ca}, "tls_client_ca is set without"),
         ({"tls_cert": cert, "tls_key": str(tmp_path / "none")}, "tls_key cannot be read: No such"),
-        ({"tls_cert": str(tmp_path), "tls_key": key}, "tls_cert cannot be read: Is a directory"),
+        ({"tls_cert": str(tmp_path), "tls_key": key}, "tls_cert cannot be read: not a reg"),
+        ({"tls_cert": cert, "tls_key": str(pipe)}, "tls_key cannot be read: not a regular file"),
+        ({"tls_cert": str(large), "tls_key": key}, "tls_cert is larger than"),
         ({"tls_cert": cert, "tls_key": str(unfit.key)}, "tls_key does not fit tls_cert"),
         ({"tls_cert": key, "tls_key": key}, "tls_cert holds no certificate"),
         ({"tls_cert": cert, "tls_key": cert}, "tls_key holds no private key"),
