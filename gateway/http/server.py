@@ -10,10 +10,11 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from gateway.http.connection import MAX_HEAD_BYTES, Connection, FrontState
+from gateway.http.handshakes import accepting_tls
 from gateway.http.reply import refuse
 from gateway.http_totals import HttpTotals
 from outrider.serving.http_config import http_config
@@ -28,7 +29,8 @@ _SEND_BUFFER_BYTES = 128 * 1024
 _KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 3}
 """A client whose machine has gone without a word is given up after a minute, also while it waits
 for an answer and nothing is written to it. Seconds, seconds and probes."""
-_HANDSHAKE_S = 10.0
+_MOST_HANDSHAKES = 128
+"""Of TLS, at once and beside the connections."""
 _FLUSH_S = 0.2
 """Time for the last answers to leave, before connections are cut."""
 _ENDING_S = 1.0
@@ -54,6 +56,7 @@ class HttpServer:
 
     async def end(self) -> None:
         """Cut all connections, but let answers that were given leave."""
+        self._state.ended = True
         connections, none_left = self._state.connections, self._state.none_left
         none_left.clear()
         for connection in list(connections):
@@ -98,19 +101,34 @@ async def serving_http(
     config.load()
     state = FrontState(most_connections, refuse, totals)
     loop = asyncio.get_running_loop()
-    listener = await loop.create_server(
-        lambda: Connection(config, state, {}, loop),
-        sock=bound,
-        backlog=config.backlog,
-        ssl=tls,
-        ssl_handshake_timeout=_HANDSHAKE_S if tls else None,
-    )
+
+    def make() -> Connection:
+        return Connection(config, state, {}, loop)
+
     server = HttpServer(bound.getsockname()[1], state)
     try:
-        yield server
+        async with _accepting(bound, make, tls, config.backlog):
+            yield server
+    finally:
+        await server.end()
+
+
+@contextlib.asynccontextmanager
+async def _accepting(
+    bound: socket.socket, make: Callable[[], Connection], tls: ssl.SSLContext | None, backlog: int
+) -> AsyncIterator[None]:
+    if tls is not None:
+        async with accepting_tls(
+            bound, make, tls, backlog=backlog, most_handshakes=_MOST_HANDSHAKES
+        ):
+            yield
+        return
+    loop = asyncio.get_running_loop()
+    listener = await loop.create_server(make, sock=bound, backlog=backlog)
+    try:
+        yield
     finally:
         listener.close()
-        await server.end()
 
 
 def _bind(host: str, port: int) -> socket.socket:

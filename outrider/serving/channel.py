@@ -12,6 +12,7 @@ MAX_MESSAGE_BYTES = DEFAULT_MESSAGE_BYTES
 
 _KEEPALIVE_MS = 10_000
 _KEEPALIVE_TIMEOUT_MS = 5_000
+_HANDSHAKE_MS = 10_000
 _CONNECT_MS = 2_000
 """Four round trips on a bad line, or a handshake on a machine that is busy."""
 
@@ -38,6 +39,8 @@ def server_options(max_message_bytes: int = MAX_MESSAGE_BYTES) -> list[tuple[str
         # Clients may ping as often as our own do; else the server says too_many_pings.
         ("grpc.http2.min_ping_interval_without_data_ms", _KEEPALIVE_MS // 2),
         ("grpc.keepalive_permit_without_calls", 1),
+        # Else who connects and says nothing has a file descriptor for two minutes.
+        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
         # Two servers on one port would share its clients without anybody noticing.
         ("grpc.so_reuseport", 0),
     ]

@@ -27,6 +27,7 @@ from outrider.serving.channel import server_options
 from outrider.serving.health import Health, SetHealthy
 from outrider.serving.interceptors import ErrorInterceptor
 from outrider.serving.open_calls import OpenCalls
+from outrider.serving.sockets import allow_many
 from outrider.serving.tls import ServerTls, server_credentials
 from outrider.serving.tls_settings import is_loopback
 from outrider.serving.tracing import Tracing
@@ -202,6 +203,7 @@ def run(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
     When it returns the process ends, with status 0.
     """
+    allow_many()
     try:
         import uvloop
     except ImportError:

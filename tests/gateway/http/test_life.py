@@ -177,3 +177,25 @@ async def test_tls(tiny_folder: Path, tmp_path: Path) -> None:
         plain = await http.client()
         with pytest.raises((Broken, ConnectionError)):
             await plain.ask("GET", "/healthz")
+
+
+async def test_handshakes_that_do_not_end(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above a limit the one that has lasted longest gives way, and all end with the port; who
+    shakes hands is served."""
+    monkeypatch.setattr("gateway.http.server._MOST_HANDSHAKES", 3)
+    authority = Authority(tmp_path)
+    pair = authority.issue("gateway", "localhost", HOST)
+    trusting = ssl.create_default_context(cafile=str(authority.ca))
+    settings = {"tls_cert": str(pair.cert), "tls_key": str(pair.key)}
+    async with http_gateway_alone(tiny_folder, **settings) as http:
+        silent = [await http.client() for _ in range(8)]
+        for client in silent[:5]:
+            await client.closed()
+        client = await http.client(tls=trusting)
+        assert (await client.ask("GET", "/healthz")).status == 200
+        await silent[5].closed()
+        assert not any(client.reader.at_eof() for client in silent[6:])
+    for client in silent[6:]:
+        await client.closed()
