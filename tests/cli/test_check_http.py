@@ -17,7 +17,7 @@ from outrider.cli.finding import Finding, Level
 from outrider.serving.metrics import make_registry
 from outrider.serving.settings import DraftSettings, GatewaySettings
 from outrider.serving.tracing import Tracing
-from tests.support.gateways import gateway_on, write_tokenizer_folder
+from tests.support.gateways import gateway_on, until, write_tokenizer_folder
 
 
 class Quiet(WSGIRequestHandler):
@@ -97,3 +97,6 @@ async def test_a_gateway_that_runs_is_known_by_its_http_port(tmp_path: Path) -> 
         settings = GatewaySettings(metrics_port=-1, http_port=port, tls_cert="x", tls_key="x")
         (finding,) = await asyncio.to_thread(list, check_http({"gateway": settings}))
         assert (finding.level, finding.text[:16]) == (Level.OK, "something listen")
+        # A connection that asyncio has accepted when its server closes is never closed.
+        totals = gateway.service._metrics.totals.http
+        await until(lambda: totals.established == 3)
