@@ -1,7 +1,7 @@
 """The life of a service: load, listen, say SERVING; on a signal say NOT_SERVING, drain, free.
 
-Knows nothing of what the service does. The first SIGTERM or SIGINT drains, the second one ends the
-process at once.
+Knows nothing of what the service does. The first SIGTERM, SIGINT or SIGHUP drains, a second
+SIGTERM or SIGINT ends the process at once.
 """
 
 from __future__ import annotations
@@ -265,14 +265,18 @@ def _signals() -> Iterator[asyncio.Event]:
     loop = asyncio.get_running_loop()
 
     def on_signal(number: int) -> None:
-        if stop.is_set():
+        if not stop.is_set():
+            stop.set()
+        elif number != signal.SIGHUP:  # which a terminal that closes may send more than once
             os._exit(128 + number)
-        stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
+    numbers = [signal.SIGTERM, signal.SIGINT]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         loop.add_signal_handler(number, on_signal, number)
     try:
         yield stop
     finally:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in numbers:
             loop.remove_signal_handler(number)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import signal
 import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -110,8 +111,10 @@ async def test_an_end_without_a_drain(tiny_folder: Path) -> None:
     assert line["outcome"] == "cancelled"
 
 
-async def test_sigterm(tiny_folder: Path, tmp_path: Path) -> None:
-    """A whole process: a stream that runs is read to its `[DONE]`, then the process ends with 0."""
+@pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
+async def test_a_signal(tiny_folder: Path, tmp_path: Path, numbers: list[int]) -> None:
+    """A whole process: a stream that runs is read to its `[DONE]`, then the process ends with 0,
+    also when its terminal is closed."""
     script = Script(IDS, delay_s=0.05)
     async with (
         serving(script, target_status(tiny_folder)) as target,
@@ -121,7 +124,9 @@ async def test_sigterm(tiny_folder: Path, tmp_path: Path) -> None:
         client = await HttpClient.connect(process.http_port)
         await client.send("POST", CHAT, STREAM)
         answer = await client.head()
-        process.terminate()
+        for number in numbers:
+            process.process.send_signal(number)
+            await asyncio.sleep(0.05)
         while await client.part(answer):
             pass
         assert answer.events[-1] == "[DONE]"
