@@ -18,6 +18,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
+from gateway.http.closing_transport import ClosingTransport
 from gateway.http_totals import HttpTotals
 
 CONNECTION = "connection"
@@ -26,11 +27,9 @@ MAX_HEAD_BYTES = 16 * 1024
 """Of all that comes before a body."""
 HEAD_S = 10.0
 """What the head of a request may take, from the connection's beginning or from its first byte."""
-LINGER_S = 2.0
-"""What a client gets to read an answer that came before it had sent everything."""
-CLOSING_S = 10.0
-"""What a client gets to take the rest of what was written to it, once its connection is closing."""
 _LINGER_BYTES = 64 * 1024 * 1024
+_TURN_BYTES = 1024
+"""Of one connection, understood in one turn of the event loop: at worst a millisecond or two."""
 _PIPELINED_BYTES = 64 * 1024
 """Of further requests, read while one runs: a client that leaves is noticed only by reading."""
 
@@ -73,6 +72,7 @@ class Connection(H11Protocol):
         self._lost = False
         self._refused = False
         self._num_discarded = 0
+        self._untaken = bytearray()  # has come, and waits for its turn
         self.idle_since_s = self.loop.time()
         server_state.totals.accepted += 1
 
@@ -95,6 +95,11 @@ class Connection(H11Protocol):
     def closes(self) -> bool:
         """The answer that is about to be given is the last one here."""
         return self._server_state.draining or self.half_read
+
+    @property
+    def has_untaken(self) -> bool:
+        """More has come than could be understood in one turn."""
+        return bool(self._untaken)
 
     @property
     def stuck(self) -> bool:
@@ -139,7 +144,7 @@ class Connection(H11Protocol):
         Where all have a request, of who has been sending one for longest: those who never come to
         an end must not keep out everybody else.
         """
-        super().connection_made(_ClosingTransport(transport, self))
+        super().connection_made(ClosingTransport(transport, self))
         self._start_head_timer()
         state = self._server_state
         state.totals.established += 1
@@ -161,8 +166,9 @@ class Connection(H11Protocol):
         self._lost = True
         self._server_state.totals.open -= 1
         self._stop_head_timer()
-        assert isinstance(self.transport, _ClosingTransport)
+        assert isinstance(self.transport, ClosingTransport)
         self.transport.lost()
+        self._untaken.clear()
         super().connection_lost(exc)
         self._unset_keepalive_if_required()
         self._tell_lost()
@@ -170,13 +176,31 @@ class Connection(H11Protocol):
             self._server_state.none_left.set()
 
     def data_received(self, data: bytes) -> None:
-        """What comes when the last answer was given is thrown away."""
+        """What comes when the last answer was given is thrown away.
+
+        The rest is taken little by little, so that others get their turn: a body of a byte a chunk
+        costs hundreds of times what its size says.
+        """
         if self.transport.is_closing():
             self._num_discarded += len(data)
             if self._num_discarded > _LINGER_BYTES:
                 self.abort()
             return
-        super().data_received(data)
+        waits = bool(self._untaken)
+        self._untaken += data
+        if not waits:
+            self._take()
+
+    def _take(self) -> None:
+        if self.transport.is_closing():
+            self._num_discarded += len(self._untaken)
+            self._untaken.clear()
+            self.transport.resume_reading()
+        if not self._untaken:
+            return
+        piece = bytes(self._untaken[:_TURN_BYTES])
+        del self._untaken[:_TURN_BYTES]
+        super().data_received(piece)
         if (
             self.busy
             and not self.cycle.more_body
@@ -184,6 +208,11 @@ class Connection(H11Protocol):
         ):
             # uvicorn stops at a large body, and at what is pipelined.
             self.flow.resume_reading()
+        if self._untaken:
+            self.transport.pause_reading()
+            self.loop.call_soon(self._take)
+        elif not self.flow.read_paused:
+            self.transport.resume_reading()
 
     def handle_events(self) -> None:
         """A request's head must not take long, from its first byte on."""
@@ -227,57 +256,3 @@ class Connection(H11Protocol):
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None
-
-
-class _ClosingTransport(asyncio.Transport):
-    """A transport whose close comes to an end, and comes late where a client still sends.
-
-    The kernel answers what comes for a closed socket with a reset, and that may take the answer
-    away from the client before it has read it.
-    """
-
-    def __init__(self, inner: asyncio.Transport, connection: Connection) -> None:
-        super().__init__()
-        self._inner = inner
-        self._connection = connection
-        self._timers: list[asyncio.TimerHandle] = []
-        self._closing = False
-
-    def write(self, data: Any) -> None:
-        self._inner.write(data)
-
-    def close(self) -> None:
-        if self._closing:
-            return
-        self._closing = True
-        loop = self._connection.loop
-        self._timers.append(loop.call_later(CLOSING_S, self._inner.abort))
-        if not self._connection.half_read:
-            self._inner.close()
-            return
-        self._connection.flow.resume_reading()
-        if self._inner.can_write_eof():
-            self._inner.write_eof()
-        self._timers.append(loop.call_later(LINGER_S, self._inner.close))
-
-    def lost(self) -> None:
-        """There is nothing left to close."""
-        self._closing = True
-        for timer in self._timers:
-            timer.cancel()
-
-    def abort(self) -> None:
-        self._closing = True
-        self._inner.abort()
-
-    def is_closing(self) -> bool:
-        return self._closing or self._inner.is_closing()
-
-    def pause_reading(self) -> None:
-        self._inner.pause_reading()
-
-    def resume_reading(self) -> None:
-        self._inner.resume_reading()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return self._inner.get_extra_info(name, default)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import json
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -145,3 +146,30 @@ async def test_refusals_while_32_streams_run(tiny_folder: Path, tmp_path: Path) 
         for stream in streams:
             stream.close()
         assert await gateway.wait_exit() == 0
+
+
+async def test_bodies_of_many_small_chunks(tiny_folder: Path, tmp_path: Path) -> None:
+    """A byte a chunk costs hundreds of times what the size says: others get their turn all the
+    same, and the body is understood in the end."""
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        "Transfer-Encoding: chunked\r\n\r\n"
+    ).encode()
+    flood = head + b"1\r\n \r\n" * 150_000
+    async with in_front(tiny_folder, tmp_path, Script(IDS)) as (gateway, _):
+        port = gateway.http_port
+        clients = [await HttpClient.connect(port) for _ in range(8)]
+        floods = [asyncio.create_task(client.write(flood)) for client in clients]
+        for _ in range(10):
+            started_s = time.monotonic()
+            assert (await ask_once(port, "GET", "/readyz")).status == 200
+            assert time.monotonic() - started_s < QUICK_S
+            await asyncio.sleep(0.05)
+        for client, writing in zip(clients, floods, strict=True):
+            writing.cancel()
+            client.close()
+        body = json.dumps(BODIES[CHAT]).encode()
+        chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+        client = await HttpClient.connect(port)
+        assert (await client.raw_answer(head + chunks + b"0\r\n\r\n")).status == 200
+        client.close()
