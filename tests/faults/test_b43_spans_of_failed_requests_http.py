@@ -126,7 +126,8 @@ async def lose_the_drafter(stack: TracedStack) -> None:
 
 
 async def never_read(stack: TracedStack) -> None:
-    """The client asks for a stream, and that is all."""
+    """The client asks for a stream, and that is all. The target is not done when that shows."""
+    slow_steps(stack.target, 0.01)
     body = chat_body("river", 450, logprobs=True, top_logprobs=20)
     async with http_client(http_port(stack.gateway), receive_buffer=4096) as client:
         await client.send("POST", CHAT, body)
