@@ -16,15 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_kernels.native_library import AttentionJob, Library, pointer, threads_for
+from outrider_kernels.native_library import AttentionJob, Library, pointer
 
 SPLIT_KEYS = 256  # as in csrc/kernels.h
 PARTIAL_EXTRA = 16
 TILE_ROWS = 48
 """(token, head of the group) pairs of a tile; more only for larger groups."""
-_UNITS_PER_THREAD = 8
+UNIT_ROWS = 144
+"""Rows of a unit that takes several KV heads; more only with a single one."""
+UNITS_PER_THREAD = 4
 _KEY_COST = 10
-"""A key that is read costs as much as so many that are multiplied with a query."""
+"""Reading a key and its value costs as much as using so many for a query."""
+_COST_OF_A_THREAD = 16_000
+"""For which it pays to wake a thread: some 50 us of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +37,13 @@ class NativePlan:
 
     tiles: NDArray[np.int64]
     """[tiles, 6]: first row, tokens, position, place in blocks, splits, first partial row or -1"""
-    units: NDArray[np.int64]  # [units, 3]: tile, its splits from and to
+    units: NDArray[np.int64]  # [units, 5]: tile, its splits from and to, KV heads from and to
     blocks: NDArray[np.int64]  # block tables, one after the other
     num_done: NDArray[np.int64]  # [tiles * kv_heads], zero between layers
     num_partials: int  # rows
     num_tokens: int
     block_size: int
-    cost: int  # multiplications, per value of head_dim
+    num_threads: int
 
     def to(self, device: torch.device) -> NativePlan:
         """Itself: there is no other device than the CPU."""
@@ -68,24 +72,20 @@ def plan_attention(
         count=int(used.sum()),
     )
     group = num_heads // kv_heads
-    tokens_per_tile = max(1, TILE_ROWS // group)
-    item, begin = _cut(lens, tokens_per_tile)
+    item, begin = _cut(lens, max(1, TILE_ROWS // group))
     tiles = np.empty((item.size, 6), dtype=np.int64)
     tiles[:, 0] = (np.cumsum(lens) - lens)[item] + begin
-    tiles[:, 1] = np.minimum(tokens_per_tile, lens[item] - begin)
+    tiles[:, 1] = np.minimum(max(1, TILE_ROWS // group), lens[item] - begin)
     tiles[:, 2] = start[item] + begin
     tiles[:, 3] = (np.cumsum(used) - used)[item]
-    num_keys = tiles[:, 1] + tiles[:, 2]
+    num_keys, rows = tiles[:, 1] + tiles[:, 2], tiles[:, 1] * group
     splits = tiles[:, 4] = -(-num_keys // SPLIT_KEYS)
 
-    wanted_units = _UNITS_PER_THREAD * torch.get_num_threads()
-    splits_per_unit = max(1, -(-int(splits.sum()) * kv_heads // wanted_units))
-    partial_rows = np.where(
-        splits > splits_per_unit, splits * tiles[:, 1] * group * kv_heads, 0
-    )
-    tiles[:, 5] = np.where(partial_rows > 0, np.cumsum(partial_rows) - partial_rows, -1)
-    tile, first = _cut(splits, splits_per_unit)
-    units = np.stack([tile, first, np.minimum(first + splits_per_unit, splits[tile])], axis=1)
+    cost = int((num_keys * (rows + _KEY_COST)).sum()) * kv_heads
+    num_threads = max(1, min(torch.get_num_threads(), cost // _COST_OF_A_THREAD))
+    units, is_cut = _units(splits, rows, kv_heads, UNITS_PER_THREAD * num_threads)
+    partial_rows = np.where(is_cut, splits * rows * kv_heads, 0)
+    tiles[:, 5] = np.where(is_cut, np.cumsum(partial_rows) - partial_rows, -1)
     return NativePlan(
         tiles=tiles,
         units=units,
@@ -94,8 +94,30 @@ def plan_attention(
         num_partials=int(partial_rows.sum()),
         num_tokens=int(lens.sum()),
         block_size=block_size,
-        cost=int((num_keys * (tiles[:, 1] * group + _KEY_COST)).sum()) * kv_heads,
+        num_threads=num_threads,
     )
+
+
+def _units(
+    splits: NDArray[np.int64], rows: NDArray[np.int64], kv_heads: int, wanted: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """About as many units as wanted, and which tiles have their splits in several of them.
+
+    Heads stay together while splits are enough to share out: they lie together in memory.
+    """
+    splits_per_unit = max(1, int(splits.sum()) // wanted)
+    num_ranges = -(-splits // splits_per_unit)
+    parts = -(-wanted // int(num_ranges.sum()))
+    heads_per_unit = np.clip(UNIT_ROWS // rows, 1, -(-kv_heads // parts))
+    num_head_ranges = -(-kv_heads // heads_per_unit)
+    tile, place = _cut(num_ranges * num_head_ranges, 1)
+    units = np.empty((tile.size, 5), dtype=np.int64)
+    units[:, 0] = tile
+    units[:, 1] = place // num_head_ranges[tile] * splits_per_unit
+    units[:, 2] = np.minimum(units[:, 1] + splits_per_unit, splits[tile])
+    units[:, 3] = place % num_head_ranges[tile] * heads_per_unit[tile]
+    units[:, 4] = np.minimum(units[:, 3] + heads_per_unit[tile], kv_heads)
+    return units, num_ranges > 1
 
 
 def _cut(lengths: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -145,7 +167,7 @@ def paged_attention(
         kv_heads=kv_heads,
         head_dim=head_dim,
         block_size=plan.block_size,
-        num_threads=threads_for(plan.cost * head_dim),
+        num_threads=plan.num_threads,
         is_bf16=is_bf16,
     )
     library.attention(library.kernels, ctypes.byref(job))

@@ -207,13 +207,16 @@ def test_bits_are_the_same_in_any_tiles_units_and_threads(
         tensor.to(dtype) for tensor in (case.q, case.k_cache, case.v_cache)
     )
     before = torch.get_num_threads()
-    monkeypatch.setattr("outrider_kernels.native_library._COST_OF_A_THREAD", 1)
+    monkeypatch.setattr(native_attention, "_COST_OF_A_THREAD", 1)
     outs = []
     try:
-        for num_threads, tile_rows, units in [(1, 48, 1), (2, 48, 8), (3, 1, 8), (5, 7, 1000)]:
+        for num_threads, tile_rows, unit_rows, units in [
+            (1, 48, 144, 1), (2, 48, 144, 4), (3, 1, 1, 8), (5, 7, 20, 1000), (2, 48, 1000, 50),
+        ]:  # fmt: skip
             torch.set_num_threads(num_threads)
             monkeypatch.setattr(native_attention, "TILE_ROWS", tile_rows)
-            monkeypatch.setattr(native_attention, "_UNITS_PER_THREAD", units)
+            monkeypatch.setattr(native_attention, "UNIT_ROWS", unit_rows)
+            monkeypatch.setattr(native_attention, "UNITS_PER_THREAD", units)
             outs.append(case.attend())
     finally:
         torch.set_num_threads(before)

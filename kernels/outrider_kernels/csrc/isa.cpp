@@ -20,7 +20,7 @@ void attention(const AttentionJob* job) {
     int64_t size = job->heads * job->head_dim * (job->is_bf16 ? 2 : 4);
     std::memset(static_cast<char*>(job->out) + job->num_tokens * size, 0,
                 (job->num_rows - job->num_tokens) * size);
-    run_units(static_cast<int>(job->num_threads), job->num_units * job->kv_heads,
+    run_units(static_cast<int>(job->num_threads), job->num_units,
               job->is_bf16 ? attend_unit<bf16> : attend_unit<float>, job);
 }
 

@@ -10,12 +10,12 @@ struct Tile {
     int64_t position;    // absolute, of the first token
     int64_t table;       // where the sequence's block table begins in `blocks`
     int64_t num_splits;  // of the keys that the last token sees
-    int64_t partial;     // place of the tile's first partial row, or -1 for a tile in one unit
+    int64_t partial;     // of the tile's first partial row, or -1 if units have all of its splits
 };
 
-// A tile and some of its splits of the keys, [begin, end).
+// A tile, some of its splits of the keys, [begin, end), and some KV heads.
 struct Unit {
-    int64_t tile, begin, end;
+    int64_t tile, begin, end, head_begin, head_end;
 };
 
 struct AttentionJob {
