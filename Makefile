@@ -15,7 +15,7 @@ PROMPTS ?= $(TEST_PROMPTS_JSONL)
 WITH ?=
 COMPOSE = docker compose -f compose/compose.yaml $(WITH:%=-f compose/compose.%.yaml)
 
-.PHONY: demo test test-slow check lint protos protos-check baseline filelist audit model clean up down logs
+.PHONY: demo kernels-library test test-slow check lint protos protos-check baseline filelist audit model clean up down logs
 .DEFAULT_GOAL := demo
 
 $(RUN): pyproject.toml constraints.txt
@@ -33,10 +33,14 @@ model: $(RUN)
 demo: model
 	@$(BIN)/python -m outrider.cli.demo
 
-test: $(DEV) model
+# Compiled once, before tests that have a limit of time; those without a compiler use torch.
+kernels-library: $(RUN)
+	-@$(BIN)/python -c "from outrider_kernels.native_build import find_library; find_library()"
+
+test: $(DEV) model kernels-library
 	$(BIN)/python -m pytest
 
-test-slow: $(DEV) model
+test-slow: $(DEV) model kernels-library
 	@test -n "$(PROMPTS)" || echo "PROMPTS=file.jsonl is not given: the tests of sixty prompts are skipped"
 	TEST_PROMPTS_JSONL="$(PROMPTS)" $(BIN)/python -m pytest -m slow -rs
 

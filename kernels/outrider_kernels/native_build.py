@@ -1,20 +1,22 @@
 """Compiles the C++ sources on first use, with the compiler that the machine has, and keeps them.
 
     <package>/lib/<name>.so         compiled beforehand, for a machine without a compiler
-    <cache>/kernels/<name>.so       compiled on first use; <name> holds a hash of all that decides it
+    <cache>/kernels/<name>.so       compiled on first use; <name> has a hash of all that decides it
     <cache>/kernels/.lock           held by whoever compiles
 
 The cache is $OUTRIDER_CACHE, else $XDG_CACHE_HOME/outrider, else ~/.cache/outrider. The library has
 the code for every instruction set and needs nothing but the C++ runtime: it fits any processor of
 the machine's kind and any version of torch.
 
-`python -m outrider_kernels.native_build` compiles beforehand. Knows nothing of what is compiled.
+Run as a program it compiles beforehand, into the folder that it is given. Knows nothing of what is
+compiled, and imports nothing but the standard library.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shlex
@@ -25,6 +27,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 PACKAGE = Path(__file__).parent
 SOURCES = PACKAGE / "csrc"
@@ -154,6 +158,7 @@ def _compile_once(compiler: list[str], path: Path) -> None:
         if not path.exists():
             for leftover in path.parent.glob(".partial-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
+            logger.info("compiling the operations, this once: %s", path)
             compile_library(compiler, path)
 
 
@@ -189,8 +194,9 @@ def _check_owner(path: Path) -> None:
 
 
 if __name__ == "__main__":
+    folder = Path(sys.argv[1])
+    folder.mkdir(parents=True, exist_ok=True)
     try:
-        BEFOREHAND.mkdir(exist_ok=True)
-        compile_library(find_compiler(), BEFOREHAND / f"{_name()}.so")
+        compile_library(find_compiler(), folder / f"{_name()}.so")
     except Unavailable as unavailable:
         sys.exit(str(unavailable))

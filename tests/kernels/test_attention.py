@@ -142,6 +142,16 @@ def test_narrow_queries_and_cache_are_rounded_once(implementation: str, head_dim
 
 
 @each_implementation
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_numbers_that_are_none_are_passed_on(implementation: str, value: float) -> None:
+    """A query that is not finite gives its own row NaN, so that it is noticed, and no other."""
+    case = make_case([(20, 3), (300, 3)], 4, 2, 16, implementation)
+    case.q[1, 2, 5] = case.q[4, 0, 0] = value
+    spoilt = case.attend().isnan().any(-1).nonzero().tolist()
+    assert spoilt == [[1, 2], [4, 0]]
+
+
+@each_implementation
 def test_padding_rows_stay_finite(implementation: str) -> None:
     """Rows of q beyond the tokens come out finite, whatever they are."""
     case = make_case([(20, 2)], 4, 2, 8, implementation)
