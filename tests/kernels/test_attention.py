@@ -5,6 +5,9 @@ Everything holds of plain torch and of the C++ for each instruction set that the
 
 from __future__ import annotations
 
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
 
@@ -15,7 +18,7 @@ from outrider_kernels import native_attention
 from outrider_kernels.attention import KEY_CHUNK
 from outrider_kernels.kv_write import write_kv
 from outrider_kernels.reference import reference_paged_attention, reference_write_kv
-from tests.support.implementations import IMPLEMENTATIONS, ops_of
+from tests.support.implementations import IMPLEMENTATIONS, library, ops_of
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 96
@@ -231,6 +234,43 @@ def test_bits_are_the_same_in_any_tiles_units_and_threads(
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_avx2_and_avx512_give_the_same_bits(dtype: torch.dtype) -> None:
+    """Registers of another width change nothing, on machines that have both."""
+    outs = []
+    for isa in ("avx2", "avx512"):
+        library(isa)
+        case = make_case([(0, 130), (590, 40)], 9, 3, 40, isa)
+        case.q, case.k_cache, case.v_cache = (
+            tensor.to(dtype) for tensor in (case.q, case.k_cache, case.v_cache)
+        )
+        outs.append(case.attend())
+    assert torch.equal(*outs)
+
+
+def test_callers_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several at once, as target and drafter in one process: right bits, and nobody waits long."""
+    monkeypatch.setattr(native_attention, "_COST_OF_A_THREAD", 1)
+    case = make_case([(200, 30), (3, 1)], 9, 3, 16, IMPLEMENTATIONS[-1])
+    expected = case.attend()
+    with ThreadPoolExecutor(4) as callers:
+        outs = list(callers.map(lambda _: case.attend(), range(200)))
+    assert all(torch.equal(out, expected) for out in outs)
+
+
+def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child made by fork computes on, though its parent's threads are not there."""
+    monkeypatch.setattr(native_attention, "_COST_OF_A_THREAD", 1)
+    case = make_case([(200, 30), (3, 1)], 9, 3, 16, IMPLEMENTATIONS[-1])
+    expected = case.attend().numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # forks beside threads: that is the point
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if (case.attend().numpy() == expected).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_write_equals_the_reference() -> None:

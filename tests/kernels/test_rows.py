@@ -132,6 +132,14 @@ def test_compiled_small_operations_agree_with_torch(operation: str, isa: str, wi
     torch.testing.assert_close(compiled, plain, rtol=1e-2, atol=1e-6)
 
 
+@each_operation
+def test_small_operations_have_the_same_bits_with_avx2_and_avx512(operation: str) -> None:
+    """Registers of another width change nothing, on machines that have both."""
+    x = torch.randn(40, 104, generator=torch.Generator().manual_seed(0))
+    outs = [OPERATIONS[operation](ops_of(isa), x) for isa in ("avx2", "avx512")]
+    assert torch.equal(*outs)
+
+
 @pytest.mark.parametrize("isa", IMPLEMENTATIONS[1:])
 @each_operation
 def test_compiled_small_operations_pass_nan_on(operation: str, isa: str) -> None:
