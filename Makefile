@@ -15,7 +15,7 @@ PROMPTS ?= $(TEST_PROMPTS_JSONL)
 WITH ?=
 COMPOSE = docker compose -f compose/compose.yaml $(WITH:%=-f compose/compose.%.yaml)
 
-.PHONY: demo test test-gateway test-slow bench-gateway check lint protos protos-check baseline filelist audit model clean up down logs
+.PHONY: demo kernels-library test test-gateway test-slow bench-gateway check lint protos protos-check baseline filelist audit model clean up down logs
 .DEFAULT_GOAL := demo
 
 $(RUN): pyproject.toml constraints.txt
@@ -33,11 +33,15 @@ model: $(RUN)
 demo: model
 	@$(BIN)/python -m outrider.cli.demo
 
-test: $(DEV) model
+# Compiled once, before tests that have a limit of time; those without a compiler use torch.
+kernels-library: $(RUN)
+	-@$(BIN)/python -c "from outrider_kernels.native_build import find_library; find_library()"
+
+test: $(DEV) model kernels-library
 	$(BIN)/python -m pytest
 
 # All of the gateway's doors: gRPC, HTTP, keys, certificates, and clients that we did not write.
-test-gateway: $(DEV) model
+test-gateway: $(DEV) model kernels-library
 	$(BIN)/python -m pytest tests/gateway tests/client tests/clients tests/e2e/test_mtls.py \
 		tests/serving/test_tls.py $(wildcard tests/faults/*_http.py tests/bench/test_gateway_*.py) \
 		tests/cli/test_client.py tests/cli/test_keys.py tests/cli/test_tls_options.py
@@ -47,7 +51,7 @@ bench-gateway: $(RUN) model
 	$(BIN)/python -m bench.gateway_overhead --seconds 9 --rounds 3
 	$(BIN)/python -m bench.idle_streams --seconds 9
 
-test-slow: $(DEV) model
+test-slow: $(DEV) model kernels-library
 	@test -n "$(PROMPTS)" || echo "PROMPTS=file.jsonl is not given: the tests of sixty prompts are skipped"
 	TEST_PROMPTS_JSONL="$(PROMPTS)" $(BIN)/python -m pytest -m slow -rs
 

@@ -151,7 +151,7 @@ class TargetService:
         settings = self._settings
         folder = resolve(settings.model)
         prepare_cpu(settings.threads or usable_cores())
-        model = LlamaModel.load(folder, settings.dtype, settings.device)
+        model = LlamaModel.load(folder, settings.dtype, settings.device, settings.kernels)
         size = PoolSize(
             settings.kv_tokens, settings.kv_blocks, settings.kv_bytes, settings.kv_fraction
         )

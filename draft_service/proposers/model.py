@@ -182,7 +182,7 @@ def _guess(row: torch.Tensor, chooser: TokenChooser, vocab_size: int, share: Sha
 def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
     folder = resolve(settings.model)
     prepare_cpu(settings.threads or usable_cores())
-    model = LlamaModel.load(folder, settings.dtype, settings.device)
+    model = LlamaModel.load(folder, settings.dtype, settings.device, settings.kernels)
     each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
     size = PoolSize(tokens=settings.kv_tokens)
     num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))

@@ -19,8 +19,7 @@ from outrider.engine.kv_cache import KVCache
 from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
 from outrider.engine.numerics import choose_row_plan
 from outrider.engine.weights import load_weights
-from outrider_kernels.attention import AttentionPlan
-from outrider_kernels.ops import Ops, select_ops
+from outrider_kernels.ops import Ops, Plan, select_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +30,7 @@ class StepInput:
     positions: torch.Tensor  # int64 [num_rows], absolute
     slots: torch.Tensor  # int64 [num_tokens], where the cache takes each token
     logit_rows: torch.Tensor  # int64 [num_logits], rows whose logits are wanted
-    attention: AttentionPlan
+    attention: Plan
 
 
 class LlamaModel:
@@ -43,8 +42,12 @@ class LlamaModel:
         tensors: dict[str, torch.Tensor],
         *,
         weights_fingerprint: str,
+        kernels: str = "auto",
     ) -> None:
-        """Take the checkpoint's tensors; empties `tensors`, so that none is held twice."""
+        """Take the checkpoint's tensors; empties `tensors`, so that none is held twice.
+
+        kernels: as for `select_ops`.
+        """
         self.config = config
         self.weights_fingerprint = weights_fingerprint
         reader = TensorReader(tensors)
@@ -64,16 +67,19 @@ class LlamaModel:
         cos, signed_sin = _rotary_tables(config)
         self._cos, self._signed_sin = cos.to(self.device), signed_sin.to(self.device)
         self.row_plan, self.row_invariant = choose_row_plan(self._probe_weights())
-        self.ops: Ops = select_ops(self.device, self.row_plan)
+        self.ops: Ops = select_ops(self.device, self.row_plan, kernels)
 
     @staticmethod
-    def load(folder: Path | str, dtype: str = "float32", device: str = "cpu") -> LlamaModel:
+    def load(
+        folder: Path | str, dtype: str = "float32", device: str = "cpu", kernels: str = "auto"
+    ) -> LlamaModel:
         """Read a model folder; ModelError says what is missing or not supported."""
         folder = Path(folder)
         place = parse_device(device)
         config = replace(ModelConfig.load(folder), num_tokens=num_tokens(folder))
         tensors = load_weights(folder, parse_dtype(dtype), place)
-        return LlamaModel(config, tensors, weights_fingerprint=weights_fingerprint(folder))
+        fingerprint = weights_fingerprint(folder)
+        return LlamaModel(config, tensors, weights_fingerprint=fingerprint, kernels=kernels)
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty cache of the model's shape."""
@@ -116,11 +122,10 @@ class LlamaModel:
         queries_keys = qkv[:, :num_rotated]
         if layer.query_key_norm is not None:
             queries_keys = ops.rms_norm(queries_keys, layer.query_key_norm, config.rms_norm_eps)
-        rotated = ops.rotary(queries_keys, cos, signed_sin)
         k_cache, v_cache = cache.keys[index], cache.values[index]
-        k, v = rotated[:, config.num_heads :], qkv[:, num_rotated:]
-        ops.write_kv(k, v, k_cache, v_cache, step.slots)
-        q = rotated[:, : config.num_heads]
+        q = ops.rotate_and_write(
+            queries_keys, qkv[:, num_rotated:], cos, signed_sin, k_cache, v_cache, step.slots
+        )
         out = ops.paged_attention(q, k_cache, v_cache, step.attention)
         projection = layer.attention_out
         return ops.linear(out.view(num_rows, -1), projection.weight, projection.bias)

@@ -36,6 +36,7 @@ OTHER_VARIABLES = {
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DTYPES = ("float32", "bfloat16")
+KERNELS = ("auto", "torch")
 
 
 class SettingsError(ValueError):
@@ -172,6 +173,9 @@ class TargetSettings(_Checked):
         "float32", "Of weights and cache: float32, or bfloat16 for half of it.", choices=DTYPES
     )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
+    kernels: str = setting(
+        "auto", "What computes: auto, compiled where it can be, or torch alone.", choices=KERNELS
+    )
     threads: int = setting(0, "Threads of a step. 0: one a core.", low=0, high=MAX_THREADS)
     kv_tokens: int = setting(0, "Tokens that the paged cache holds. All four 0: 16384.", low=0)
     kv_blocks: int = setting(0, "Its size in blocks of 16 tokens instead.", low=0)
@@ -229,6 +233,7 @@ class DraftSettings(_Checked):
         "float32", "Of the model's weights and cache: float32 or bfloat16.", choices=DTYPES
     )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
+    kernels: str = setting("auto", "What computes the model; see the target's.", choices=KERNELS)
     threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0, high=MAX_THREADS)
     kv_tokens: int = setting(16384, "Tokens that the model's paged cache holds.", low=16)
     max_sequences: int = setting(256, "Most open sequences.", low=1)

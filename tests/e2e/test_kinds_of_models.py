@@ -32,7 +32,7 @@ async def test_off_and_on_say_the_same(qwen3: Path, dtype: str) -> None:
             on = await ask(gateway, "one river runs", k, max_tokens=60)
             assert (on.ids, on.text) == (off.ids, off.text)
             assert on.finish.speculation.accepted > 0
-        assert (await target.status()).numerics_id.startswith(f"{dtype}-cpu-torch-")
+        assert (await target.status()).numerics_id.startswith(f"{dtype}-cpu-")
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
 from outrider.engine.weights import load_weights
 from outrider_kernels.linear import RowPlan
-from outrider_kernels.ops import select_ops
+from outrider_kernels.ops import KERNELS, select_ops
 from tests.support.tiny_models import make_tiny_model
 
 TOKEN_IDS = list(range(3, 203))
@@ -43,9 +43,9 @@ def reference_logits(folder: Path, token_ids: list[int], dtype: torch.dtype) -> 
         return model(torch.tensor([token_ids])).logits[0].float()
 
 
-def assert_as_close_as_transformers(folder: Path, *texts: list[int]) -> None:
+def assert_as_close_as_transformers(folder: Path, *texts: list[int], kernels: str) -> None:
     """Rounding to bfloat16 moves our logits no further than it moves transformers' own."""
-    model, ours, theirs = LlamaModel.load(folder, "bfloat16"), 0.0, 0.0
+    model, ours, theirs = LlamaModel.load(folder, "bfloat16", kernels=kernels), 0.0, 0.0
     for token_ids in texts:
         exact = reference_logits(folder, token_ids, torch.float32)
         rounded = reference_logits(folder, token_ids, torch.bfloat16)
@@ -54,17 +54,22 @@ def assert_as_close_as_transformers(folder: Path, *texts: list[int]) -> None:
     assert ours <= 1.1 * theirs
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bfloat16_is_as_exact_as_transformers(tmp_path: Path, shape: str) -> None:
+def test_bfloat16_is_as_exact_as_transformers(tmp_path: Path, shape: str, kernels: str) -> None:
     """Mean square distance from float32, on every shape."""
-    assert_as_close_as_transformers(make_tiny_model(tmp_path, **SHAPES[shape]), TOKEN_IDS)
+    folder = make_tiny_model(tmp_path, **SHAPES[shape])
+    assert_as_close_as_transformers(folder, TOKEN_IDS, kernels=kernels)
 
 
-def test_bfloat16_is_as_exact_as_transformers_on_the_real_model(smollm2_folder: Path) -> None:
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_bfloat16_is_as_exact_as_transformers_on_the_real_model(
+    smollm2_folder: Path, kernels: str
+) -> None:
     """The same on SmolLM2, over several texts: how far rounding takes a single one is chance."""
     prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
     texts = [prompt * 3, list(range(300, 360)), list(range(1000, 1060)), list(range(40, 4000, 60))]
-    assert_as_close_as_transformers(smollm2_folder, *texts)
+    assert_as_close_as_transformers(smollm2_folder, *texts, kernels=kernels)
 
 
 def test_bfloat16_takes_half_the_memory(tmp_path: Path) -> None:
@@ -117,9 +122,9 @@ def test_a_whole_step_stays_on_the_models_device(
 ) -> None:
     """On torch's device without data: nothing of a step or of its result is made elsewhere."""
     folder = make_tiny_model(tmp_path, arch="qwen3", head_dim=24, attention_bias=True)
-    meta, plain = torch.device("meta"), select_ops(torch.device("cpu"), RowPlan())
+    meta, plain = torch.device("meta"), select_ops(torch.device("cpu"), RowPlan(), "torch")
     monkeypatch.setattr(model_module, "choose_row_plan", lambda weights: (RowPlan(), True))
-    monkeypatch.setattr(model_module, "select_ops", lambda device, plan: plain)
+    monkeypatch.setattr(model_module, "select_ops", lambda device, plan, kernels: plain)
     tensors = load_weights(folder, torch.bfloat16, meta)
     runner = Runner(LlamaModel(ModelConfig.load(folder), tensors, weights_fingerprint=""), 16)
     step = runner._step_input(

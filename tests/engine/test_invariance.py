@@ -17,6 +17,7 @@ from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import choose_row_plan, is_row_invariant, numerics_id
 from outrider.engine.runner import Runner
 from outrider_kernels.linear import RowPlan
+from outrider_kernels.ops import KERNELS
 from tests.support.tiny_models import make_tiny_model
 
 NUM_BLOCKS = 96
@@ -42,33 +43,39 @@ def poison(runner: Runner) -> None:
         tensor.fill_(torch.nan)
 
 
+@pytest.fixture(scope="module", params=KERNELS)
+def kernels(request: pytest.FixtureRequest) -> str:
+    """Each test once with compiled operations, where they can be had, and once with plain torch."""
+    return str(request.param)
+
+
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def runner(tmp_path_factory: pytest.TempPathFactory, kernels: str) -> Runner:
     """A tiny model with odd sizes and three query heads a group."""
     folder = make_tiny_model(
         tmp_path_factory.mktemp("tiny"), hidden_size=72, heads=9, kv_heads=3, head_dim=16
     )
-    return Runner(LlamaModel.load(folder), NUM_BLOCKS)
+    return Runner(LlamaModel.load(folder, kernels=kernels), NUM_BLOCKS)
 
 
 @pytest.fixture(scope="module")
-def qwen3_runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def qwen3_runner(tmp_path_factory: pytest.TempPathFactory, kernels: str) -> Runner:
     """The same with norms of queries and keys, and heads of a width of their own."""
     folder = make_tiny_model(
         tmp_path_factory.mktemp("qwen3"), arch="qwen3", hidden_size=72, heads=9, kv_heads=3,
         head_dim=40,
     )  # fmt: skip
-    return Runner(LlamaModel.load(folder), NUM_BLOCKS)
+    return Runner(LlamaModel.load(folder, kernels=kernels), NUM_BLOCKS)
 
 
 @pytest.fixture(scope="module")
-def bfloat16_runner(tmp_path_factory: pytest.TempPathFactory) -> Runner:
+def bfloat16_runner(tmp_path_factory: pytest.TempPathFactory, kernels: str) -> Runner:
     """The same in bfloat16, with biases."""
     folder = make_tiny_model(
         tmp_path_factory.mktemp("bfloat16"), hidden_size=72, heads=9, kv_heads=3, head_dim=16,
         attention_bias=True, mlp_bias=True,
     )  # fmt: skip
-    return Runner(LlamaModel.load(folder, "bfloat16"), NUM_BLOCKS)
+    return Runner(LlamaModel.load(folder, "bfloat16", kernels=kernels), NUM_BLOCKS)
 
 
 @pytest.fixture
@@ -145,9 +152,11 @@ def test_any_mix_gives_the_same_bits_in_bfloat16(bfloat16_runner: Runner, seed: 
 @pytest.mark.usefixtures("restore_threads")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_any_mix_gives_the_same_bits_on_the_real_model(smollm2_folder: Path, dtype: str) -> None:
+def test_any_mix_gives_the_same_bits_on_the_real_model(
+    smollm2_folder: Path, dtype: str, kernels: str
+) -> None:
     """The same on SmolLM2, whose products are large enough for every kernel of the library."""
-    runner = Runner(LlamaModel.load(smollm2_folder, dtype), NUM_BLOCKS)
+    runner = Runner(LlamaModel.load(smollm2_folder, dtype, kernels=kernels), NUM_BLOCKS)
     run_random_mix(runner, 1, [37, 6, 15])
 
 
@@ -155,9 +164,11 @@ def test_any_mix_gives_the_same_bits_on_the_real_model(smollm2_folder: Path, dty
 @pytest.mark.usefixtures("restore_threads")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_long_mixes_give_the_same_bits_on_the_real_model(smollm2_folder: Path, dtype: str) -> None:
+def test_long_mixes_give_the_same_bits_on_the_real_model(
+    smollm2_folder: Path, dtype: str, kernels: str
+) -> None:
     """Longer texts over several chunks of keys."""
-    runner = Runner(LlamaModel.load(smollm2_folder, dtype), NUM_BLOCKS)
+    runner = Runner(LlamaModel.load(smollm2_folder, dtype, kernels=kernels), NUM_BLOCKS)
     for seed in range(2):
         run_random_mix(runner, seed, [300, 140, 20, 131, 1])
 
@@ -242,6 +253,9 @@ def test_numerics_id_names_weights_and_settings(
     assert name == numerics_id(runner.model)
     other = make_tiny_model(tmp_path, seed=1)
     assert name != numerics_id(LlamaModel.load(other))
-    assert numerics_id(LlamaModel.load(other, "bfloat16")).startswith("bfloat16-cpu-torch-")
+    narrow = LlamaModel.load(other, "bfloat16", kernels="torch")
+    assert numerics_id(narrow).startswith("bfloat16-cpu-torch-")
+    compiled = LlamaModel.load(other, "bfloat16")
+    assert numerics_id(compiled).startswith(f"bfloat16-{compiled.ops.name}-")
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")
     assert name != numerics_id(runner.model)

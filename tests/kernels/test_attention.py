@@ -1,18 +1,29 @@
-"""Paged attention and KV write against the plain reference, on odd shapes and poisoned caches."""
+"""Paged attention and KV write against the plain reference, on odd shapes and poisoned caches.
+
+Everything holds of plain torch and of the C++ for each instruction set that the machine has.
+"""
 
 from __future__ import annotations
 
+import os
+import warnings
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 import torch
 
-from outrider_kernels.attention import KEY_CHUNK, paged_attention, plan_attention
+from outrider_kernels import native_attention
+from outrider_kernels.attention import KEY_CHUNK
 from outrider_kernels.kv_write import write_kv
 from outrider_kernels.reference import reference_paged_attention, reference_write_kv
+from tests.support.implementations import IMPLEMENTATIONS, library, ops_of
 
 BLOCK_SIZE = 16
-NUM_BLOCKS = 64
+NUM_BLOCKS = 96
+
+each_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 
 
 @dataclass
@@ -25,6 +36,7 @@ class Case:
     query_lens: list[int]
     starts: list[int]
     block_tables: list[list[int]]
+    implementation: str
 
     def attend(self, num_rows: int | None = None) -> torch.Tensor:
         """The op's output for the tokens, with q padded to num_rows."""
@@ -35,7 +47,8 @@ class Case:
         num_tokens, num_heads, head_dim = self.q.shape
         shape = (max(0, (num_rows or 0) - num_tokens), num_heads, head_dim)
         q = torch.cat([self.q, self.q.new_full(shape, padding)])
-        plan = plan_attention(
+        ops = ops_of(self.implementation)
+        plan = ops.plan_attention(
             self.query_lens,
             self.starts,
             self.block_tables,
@@ -44,7 +57,7 @@ class Case:
             kv_heads=self.k_cache.shape[2],
             num_rows=q.shape[0],
         )
-        return paged_attention(q, self.k_cache, self.v_cache, plan)
+        return ops.paged_attention(q, self.k_cache, self.v_cache, plan)
 
     def reference(self) -> torch.Tensor:
         """The truth."""
@@ -53,11 +66,23 @@ class Case:
         )
 
 
+@cache
+def reference_of(
+    shares: tuple[tuple[int, int], ...], heads: int, kv_heads: int, head_dim: int
+) -> torch.Tensor:
+    """The truth about a case, which takes its time: once for all implementations."""
+    return make_case(list(shares), heads, kv_heads, head_dim, "torch").reference()
+
+
 def make_case(
-    shares: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int, seed: int = 0
+    shares: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    implementation: str,
 ) -> Case:
     """Sequences of (start, query_len) with scattered blocks."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     shape = (NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim)
     k_cache, v_cache = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
     free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
@@ -74,9 +99,10 @@ def make_case(
     num_tokens = sum(query_len for _, query_len in shares)
     q = torch.randn(num_tokens, heads, head_dim, generator=generator)
     lens, starts = [n for _, n in shares], [s for s, _ in shares]
-    return Case(q, k_cache, v_cache, lens, starts, tables)
+    return Case(q, k_cache, v_cache, lens, starts, tables, implementation)
 
 
+@each_implementation
 @pytest.mark.parametrize(
     "shares",
     [
@@ -84,23 +110,32 @@ def make_case(
         [(0, 40), (17, 1), (130, 5)],
         [(127, 1), (128, 2), (255, 3), (300, 9)],
         [(5, 60), (0, 130)],
+        [(510, 4), (255, 1), (256, 2)],
     ],
-    ids=["first-token", "mixed", "chunk-edges", "prefills"],
+    ids=["first-token", "mixed", "chunk-edges", "prefills", "split-edges"],
 )
 @pytest.mark.parametrize(
-    ("heads", "kv_heads", "head_dim"), [(4, 4, 8), (9, 3, 16), (14, 2, 8), (17, 1, 8)]
+    ("heads", "kv_heads", "head_dim"),
+    [(4, 4, 8), (9, 3, 16), (14, 2, 8), (17, 1, 8), (2, 1, 72), (49, 1, 24)],
 )
 def test_attention_equals_the_reference(
-    shares: list[tuple[int, int]], heads: int, kv_heads: int, head_dim: int
+    shares: list[tuple[int, int]],
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    implementation: str,
 ) -> None:
     """Any mix of lengths and positions, any grouping of heads, NaN in every unused slot."""
-    case = make_case(shares, heads, kv_heads, head_dim)
-    torch.testing.assert_close(case.attend(), case.reference(), rtol=1e-5, atol=2e-6)
+    case = make_case(shares, heads, kv_heads, head_dim, implementation)
+    expected = reference_of(tuple(shares), heads, kv_heads, head_dim)
+    torch.testing.assert_close(case.attend(), expected, rtol=1e-5, atol=2e-6)
 
 
-def test_narrow_queries_and_cache_are_rounded_once() -> None:
+@each_implementation
+@pytest.mark.parametrize("head_dim", [16, 20])
+def test_narrow_queries_and_cache_are_rounded_once(implementation: str, head_dim: int) -> None:
     """bfloat16 in, float32 sums, bfloat16 out: the reference of the same numbers, rounded."""
-    case = make_case([(0, 40), (17, 1), (300, 5)], 9, 3, 16)
+    case = make_case([(0, 40), (17, 1), (300, 5)], 9, 3, head_dim, implementation)
     case.q, case.k_cache, case.v_cache = (
         tensor.bfloat16() for tensor in (case.q, case.k_cache, case.v_cache)
     )
@@ -109,9 +144,20 @@ def test_narrow_queries_and_cache_are_rounded_once() -> None:
     torch.testing.assert_close(out, case.reference(), rtol=1e-2, atol=1e-5)
 
 
-def test_padding_rows_stay_finite() -> None:
+@each_implementation
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_numbers_that_are_none_are_passed_on(implementation: str, value: float) -> None:
+    """A query that is not finite gives its own row NaN, so that it is noticed, and no other."""
+    case = make_case([(20, 3), (300, 3)], 4, 2, 16, implementation)
+    case.q[1, 2, 5] = case.q[4, 0, 0] = value
+    spoilt = case.attend().isnan().any(-1).nonzero().tolist()
+    assert spoilt == [[1, 2], [4, 0]]
+
+
+@each_implementation
+def test_padding_rows_stay_finite(implementation: str) -> None:
     """Rows of q beyond the tokens come out finite, whatever they are."""
-    case = make_case([(20, 2)], 4, 2, 8)
+    case = make_case([(20, 2)], 4, 2, 8, implementation)
     for padding in (0.0, torch.inf, torch.nan):
         out = case.attend_all(num_rows=8, padding=padding)
         assert out.shape[0] == 8
@@ -119,11 +165,12 @@ def test_padding_rows_stay_finite() -> None:
         assert torch.equal(out[:2], case.attend())
 
 
+@each_implementation
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_rows_do_not_feel_their_company(num_threads: int) -> None:
+def test_rows_do_not_feel_their_company(num_threads: int, implementation: str) -> None:
     """A sequence's output has the same bits alone, in a batch, and one token at a time."""
     shares = [(3, 1), (KEY_CHUNK - 2, 9), (250, 20), (0, 33), (290, 1)]
-    case = make_case(shares, 9, 3, 64)
+    case = make_case(shares, 9, 3, 64, implementation)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -140,6 +187,7 @@ def test_rows_do_not_feel_their_company(num_threads: int) -> None:
                         [end - begin],
                         [case.starts[i] + begin],
                         [case.block_tables[i]],
+                        implementation,
                     )
                     assert torch.equal(alone.attend(num_rows=8), together[row + begin : row + end])
             row += query_len
@@ -149,10 +197,80 @@ def test_rows_do_not_feel_their_company(num_threads: int) -> None:
 
 def test_bits_are_the_same_with_more_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cutting a large step into many products changes nothing."""
-    case = make_case([(0, 130), (200, 40)], 9, 3, 16)
+    case = make_case([(0, 130), (200, 40)], 9, 3, 16, "torch")
     whole = case.attend()
     monkeypatch.setattr("outrider_kernels.attention._MAX_PRODUCTS", 1)
     assert torch.equal(case.attend(), whole)
+
+
+@pytest.mark.parametrize("isa", IMPLEMENTATIONS[1:])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (8, 1, 40), (3, 3, 128)])
+def test_bits_are_the_same_in_any_tiles_units_and_threads(
+    monkeypatch: pytest.MonkeyPatch,
+    isa: str,
+    dtype: torch.dtype,
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+) -> None:
+    """How the C++ shares out the work of a step, and who does it, changes nothing."""
+    case = make_case([(0, 130), (590, 40), (300, 1)], heads, kv_heads, head_dim, isa)
+    case.q, case.k_cache, case.v_cache = (
+        tensor.to(dtype) for tensor in (case.q, case.k_cache, case.v_cache)
+    )
+    before = torch.get_num_threads()
+    monkeypatch.setattr(native_attention, "_COST_OF_A_THREAD", 1)
+    outs = []
+    try:
+        for num_threads, tile_rows, unit_rows, units in [
+            (1, 48, 144, 1), (2, 48, 144, 4), (3, 1, 1, 8), (5, 7, 20, 1000), (2, 48, 1000, 50),
+        ]:  # fmt: skip
+            torch.set_num_threads(num_threads)
+            monkeypatch.setattr(native_attention, "TILE_ROWS", tile_rows)
+            monkeypatch.setattr(native_attention, "UNIT_ROWS", unit_rows)
+            monkeypatch.setattr(native_attention, "UNITS_PER_THREAD", units)
+            outs.append(case.attend())
+    finally:
+        torch.set_num_threads(before)
+    assert all(torch.equal(out, outs[0]) for out in outs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_avx2_and_avx512_give_the_same_bits(dtype: torch.dtype) -> None:
+    """Registers of another width change nothing, on machines that have both."""
+    outs = []
+    for isa in ("avx2", "avx512"):
+        library(isa)
+        case = make_case([(0, 130), (590, 40)], 9, 3, 40, isa)
+        case.q, case.k_cache, case.v_cache = (
+            tensor.to(dtype) for tensor in (case.q, case.k_cache, case.v_cache)
+        )
+        outs.append(case.attend())
+    assert torch.equal(*outs)
+
+
+def test_callers_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several at once, as target and drafter in one process: right bits, and nobody waits long."""
+    monkeypatch.setattr(native_attention, "_COST_OF_A_THREAD", 1)
+    case = make_case([(200, 30), (3, 1)], 9, 3, 16, IMPLEMENTATIONS[-1])
+    expected = case.attend()
+    with ThreadPoolExecutor(4) as callers:
+        outs = list(callers.map(lambda _: case.attend(), range(200)))
+    assert all(torch.equal(out, expected) for out in outs)
+
+
+def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A child made by fork computes on, though its parent's threads are not there."""
+    monkeypatch.setattr(native_attention, "_COST_OF_A_THREAD", 1)
+    case = make_case([(200, 30), (3, 1)], 9, 3, 16, IMPLEMENTATIONS[-1])
+    expected = case.attend().numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # forks beside threads: that is the point
+        child = os.fork()
+    if child == 0:
+        os._exit(0 if (case.attend().numpy() == expected).all() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_write_equals_the_reference() -> None:

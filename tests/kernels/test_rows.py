@@ -10,6 +10,8 @@ import torch.nn.functional as F
 
 from outrider_kernels.elementwise import rms_norm, rotary, silu_mul
 from outrider_kernels.linear import RowPlan, linear
+from outrider_kernels.ops import Ops
+from tests.support.implementations import IMPLEMENTATIONS, ops_of
 
 PARTS = [(0, 1), (0, 8), (7, 8), (5, 14), (30, 63), (100, 612), (0, 612), (399, 1000)]
 
@@ -71,31 +73,83 @@ def test_linear_keeps_within_its_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     assert heights == []
 
 
+def rotated(ops: Ops, x: torch.Tensor) -> torch.Tensor:
+    """Queries, keys and values of x [rows, 4 * width], each row with angles of its own."""
+    heads = x.view(x.shape[0], 4, -1)
+    angles = x[:, None, : heads.shape[2]].float()
+    slots = torch.arange(x.shape[0]).flip(0)
+    shape = (1, x.shape[0], 1, heads.shape[2])
+    k_cache, v_cache = torch.full(shape, torch.nan).to(x), torch.full(shape, torch.nan).to(x)
+    q = ops.rotate_and_write(
+        heads[:, :3], heads[:, 3:], angles.cos(), angles.sin(), k_cache, v_cache, slots
+    )
+    return torch.cat([q.flatten(1), k_cache[0, slots, 0], v_cache[0, slots, 0]], -1)
+
+
+OPERATIONS: dict[str, Callable[[Ops, torch.Tensor], torch.Tensor]] = {
+    "rms_norm": lambda ops, x: ops.rms_norm(x, torch.linspace(1, 2, x.shape[1]), 1e-5),
+    "rms_norm_of_heads": lambda ops, x: ops.rms_norm(
+        x.view(x.shape[0], 4, -1)[:, :3], torch.linspace(1, 2, x.shape[1] // 4 * 3).view(3, -1), 0.1
+    ).flatten(1),
+    "silu_mul": lambda ops, x: ops.silu_mul(x),
+    "rotate_and_write": rotated,
+}
+each_operation = pytest.mark.parametrize("operation", OPERATIONS)
+
+
 @pytest.mark.usefixtures("threads")
-@pytest.mark.parametrize("width", [64, 100, 576, 1000])
+@pytest.mark.parametrize("width", [64, 104, 576, 1000])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(
-    "op",
-    [
-        lambda x: rms_norm(x, torch.ones(x.shape[1]), 1e-5),
-        silu_mul,
-        lambda x: rotary(x[:, None], torch.full(x.shape, 0.3)[:, None], 2 * x[:1, None].float()),
-    ],
-    ids=["rms_norm", "silu_mul", "rotary"],
-)
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@each_operation
 def test_small_operations_do_not_feel_their_company(
-    op: Callable[[torch.Tensor], torch.Tensor], width: int, dtype: torch.dtype
+    operation: str, implementation: str, width: int, dtype: torch.dtype
 ) -> None:
     """Same bits at any place, in widths that are and are not multiples of a vector."""
-    x = 4 * torch.randn(1000, width, generator=torch.Generator().manual_seed(0))
-    x[1:] = x[torch.arange(999) % 7]  # so that the first row's angles suit every part
-    x[0] = x[1]
-    x = x.to(dtype)
-    whole = op(x)
+    ops, op = ops_of(implementation), OPERATIONS[operation]
+    x = (4 * torch.randn(1000, width, generator=torch.Generator().manual_seed(0))).to(dtype)
+    whole = op(ops, x)
     assert whole.dtype == dtype
     for begin, end in PARTS:
-        part = op(torch.cat([x[:1], x[begin:end]]))[1:]
-        assert torch.equal(part, whole[begin:end])
+        assert torch.equal(op(ops, x[begin:end]), whole[begin:end])
+
+
+@pytest.mark.parametrize("width", [64, 104])
+@pytest.mark.parametrize("isa", IMPLEMENTATIONS[1:])
+@each_operation
+def test_compiled_small_operations_agree_with_torch(operation: str, isa: str, width: int) -> None:
+    """The same numbers but for rounding, on small, large and huge ones."""
+    x = torch.randn(40, width, generator=torch.Generator().manual_seed(0))
+    if operation != "rotate_and_write":  # whose sums of two products may nearly cancel
+        x *= torch.logspace(-4, 4, 40)[:, None]
+        x[5] = 0.0
+        x[7, ::3] = -1e6
+    op = OPERATIONS[operation]
+    plain, compiled = op(ops_of("torch"), x), op(ops_of(isa), x)
+    torch.testing.assert_close(compiled, plain, rtol=2e-6, atol=1e-6)
+    narrow = x.bfloat16()
+    plain, compiled = op(ops_of("torch"), narrow), op(ops_of(isa), narrow)
+    torch.testing.assert_close(compiled, plain, rtol=1e-2, atol=1e-6)
+
+
+@each_operation
+def test_small_operations_have_the_same_bits_with_avx2_and_avx512(operation: str) -> None:
+    """Registers of another width change nothing, on machines that have both."""
+    x = torch.randn(40, 104, generator=torch.Generator().manual_seed(0))
+    outs = [OPERATIONS[operation](ops_of(isa), x) for isa in ("avx2", "avx512")]
+    assert torch.equal(*outs)
+
+
+@pytest.mark.parametrize("isa", IMPLEMENTATIONS[1:])
+@each_operation
+def test_compiled_small_operations_pass_nan_on(operation: str, isa: str) -> None:
+    """A number that is none spoils its own row, so that it is noticed, and no other."""
+    x = torch.ones(20, 64)
+    x[3, 17] = x[4, 50] = torch.nan
+    spoilt = OPERATIONS[operation](ops_of(isa), x).isnan().any(1)
+    assert spoilt.nonzero().flatten().tolist() == (
+        [3, 4] if operation != "rms_norm_of_heads" else [3]
+    )
 
 
 def test_small_operations_are_what_they_are_called() -> None:

@@ -1,0 +1,47 @@
+// The library's functions, for ctypes: plain C, no exception leaves them.
+#include <cstring>
+
+#include "kernels.h"
+
+extern const Kernels kernels_generic;
+#if defined(__x86_64__)
+extern const Kernels kernels_avx2, kernels_avx512;
+#endif
+
+namespace {
+
+bool runs_here(const char* isa) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (!std::strcmp(isa, "avx512"))
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+               __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (!std::strcmp(isa, "avx2"))
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    return !std::strcmp(isa, "generic");
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// The kernels of that name, or null where the processor cannot run them.
+const Kernels* outrider_kernels(const char* isa) {
+    if (!runs_here(isa)) return nullptr;
+#if defined(__x86_64__)
+    if (!std::strcmp(isa, "avx512")) return &kernels_avx512;
+    if (!std::strcmp(isa, "avx2")) return &kernels_avx2;
+#endif
+    return &kernels_generic;
+}
+
+void outrider_attention(const Kernels* kernels, const AttentionJob* job) { kernels->attention(job); }
+void outrider_norm(const Kernels* kernels, const NormJob* job) { kernels->norm(job); }
+void outrider_silu(const Kernels* kernels, const SiluJob* job) { kernels->silu(job); }
+void outrider_rotary(const Kernels* kernels, const RotaryJob* job) { kernels->rotary(job); }
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,45 @@
+// The kernels for one instruction set: compiled once for each, with ISA its name and the compiler's
+// flags for it. Uses no template or inline function of the standard library: the linker would keep
+// one copy of it for all sets.
+#include "attention.h"
+#include "elementwise.h"
+#include "kernels.h"
+#include "pool.h"
+
+#define NAME_OF(isa) #isa
+#define STRING(isa) NAME_OF(isa)
+#define JOIN(a, b) a##b
+#define TABLE(isa) JOIN(kernels_, isa)
+
+namespace {
+
+int64_t units(int64_t num_rows) { return (num_rows + ROWS_OF_UNIT - 1) / ROWS_OF_UNIT; }
+
+void attention(const AttentionJob* job) {
+    // Padding is finite, whatever stands in its queries.
+    int64_t size = job->heads * job->head_dim * (job->is_bf16 ? 2 : 4);
+    std::memset(static_cast<char*>(job->out) + job->num_tokens * size, 0,
+                (job->num_rows - job->num_tokens) * size);
+    run_units(static_cast<int>(job->num_threads), job->num_units,
+              job->is_bf16 ? attend_unit<bf16> : attend_unit<float>, job);
+}
+
+void norm(const NormJob* job) {
+    run_units(static_cast<int>(job->num_threads), units(job->num_rows),
+              job->is_bf16 ? norm_unit<bf16> : norm_unit<float>, job);
+}
+
+void silu(const SiluJob* job) {
+    run_units(static_cast<int>(job->num_threads), units(job->num_rows),
+              job->is_bf16 ? silu_unit<bf16> : silu_unit<float>, job);
+}
+
+void rotary(const RotaryJob* job) {
+    run_units(static_cast<int>(job->num_threads), units(job->num_rows),
+              job->is_bf16 ? rotary_unit<bf16> : rotary_unit<float>, job);
+}
+
+}  // namespace
+
+extern const Kernels TABLE(ISA);
+const Kernels TABLE(ISA) = {STRING(ISA), attention, norm, silu, rotary};

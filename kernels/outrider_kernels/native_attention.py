@@ -1,0 +1,174 @@
+"""Paged attention in C++: the index arithmetic of a step, and the call that each layer makes.
+
+What is computed with what is in csrc/attention.h. Here it is decided only who computes it: query
+tokens are cut into tiles and the keys of a tile's queries into units of work. No bit of a result
+depends on that.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from outrider_kernels.native_library import AttentionJob, Library, pointer
+
+SPLIT_KEYS = 256  # as in csrc/kernels.h
+PARTIAL_EXTRA = 16
+TILE_ROWS = 48
+"""(token, head of the group) pairs of a tile; more only for larger groups."""
+UNIT_ROWS = 144
+"""Rows of a unit that takes several KV heads; more only with a single one."""
+UNITS_PER_THREAD = 4
+_KEY_COST = 10
+"""Reading a key and its value costs as much as using so many for a query."""
+_COST_OF_A_THREAD = 16_000
+"""For which it pays to wake a thread: some 50 us of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class NativePlan:
+    """Everything about a step that is the same in every layer."""
+
+    tiles: NDArray[np.int64]
+    """[tiles, 6]: first row, tokens, position, place in blocks, splits, first partial row or -1"""
+    units: NDArray[np.int64]  # [units, 5]: tile, its splits from and to, KV heads from and to
+    blocks: NDArray[np.int64]  # block tables, one after the other
+    num_done: NDArray[np.int64]  # [tiles * kv_heads], zero between layers
+    num_partials: int  # rows
+    num_tokens: int
+    block_size: int
+    num_threads: int
+
+    def to(self, device: torch.device) -> NativePlan:
+        """Itself: there is no other device than the CPU."""
+        return self
+
+
+def plan_attention(
+    query_lens: Sequence[int],
+    starts: Sequence[int],
+    block_tables: Sequence[Sequence[int]],
+    *,
+    block_size: int,
+    num_heads: int,
+    kv_heads: int,
+    num_rows: int,
+) -> NativePlan:
+    """Index arithmetic of a step: sequence i forwards query_lens[i] tokens from position starts[i].
+
+    num_rows >= sum(query_lens) is the height of q; rows after the tokens become zeros.
+    """
+    lens, start = np.array(query_lens, dtype=np.int64), np.array(starts, dtype=np.int64)
+    used = -(-(start + lens) // block_size)  # blocks of each sequence
+    blocks = np.fromiter(
+        chain.from_iterable(t[:n] for t, n in zip(block_tables, used.tolist(), strict=True)),
+        dtype=np.int64,
+        count=int(used.sum()),
+    )
+    group = num_heads // kv_heads
+    item, begin = _cut(lens, max(1, TILE_ROWS // group))
+    tiles = np.empty((item.size, 6), dtype=np.int64)
+    tiles[:, 0] = (np.cumsum(lens) - lens)[item] + begin
+    tiles[:, 1] = np.minimum(max(1, TILE_ROWS // group), lens[item] - begin)
+    tiles[:, 2] = start[item] + begin
+    tiles[:, 3] = (np.cumsum(used) - used)[item]
+    num_keys, rows = tiles[:, 1] + tiles[:, 2], tiles[:, 1] * group
+    splits = tiles[:, 4] = -(-num_keys // SPLIT_KEYS)
+
+    cost = int((num_keys * (rows + _KEY_COST)).sum()) * kv_heads
+    num_threads = max(1, min(torch.get_num_threads(), cost // _COST_OF_A_THREAD))
+    units, is_cut = _units(splits, rows, kv_heads, UNITS_PER_THREAD * num_threads)
+    partial_rows = np.where(is_cut, splits * rows * kv_heads, 0)
+    tiles[:, 5] = np.where(is_cut, np.cumsum(partial_rows) - partial_rows, -1)
+    return NativePlan(
+        tiles=tiles,
+        units=units,
+        blocks=blocks,
+        num_done=np.zeros(item.size * kv_heads, dtype=np.int64),
+        num_partials=int(partial_rows.sum()),
+        num_tokens=int(lens.sum()),
+        block_size=block_size,
+        num_threads=num_threads,
+    )
+
+
+def _units(
+    splits: NDArray[np.int64], rows: NDArray[np.int64], kv_heads: int, wanted: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """About as many units as wanted, and which tiles have their splits in several of them.
+
+    Heads stay together while splits are enough to share out: they lie together in memory.
+    """
+    splits_per_unit = max(1, int(splits.sum()) // wanted)
+    num_ranges = -(-splits // splits_per_unit)
+    parts = -(-wanted // int(num_ranges.sum()))
+    heads_per_unit = np.clip(UNIT_ROWS // rows, 1, -(-kv_heads // parts))
+    num_head_ranges = -(-kv_heads // heads_per_unit)
+    tile, place = _cut(num_ranges * num_head_ranges, 1)
+    units = np.empty((tile.size, 5), dtype=np.int64)
+    units[:, 0] = tile
+    units[:, 1] = place // num_head_ranges[tile] * splits_per_unit
+    units[:, 2] = np.minimum(units[:, 1] + splits_per_unit, splits[tile])
+    units[:, 3] = place % num_head_ranges[tile] * heads_per_unit[tile]
+    units[:, 4] = np.minimum(units[:, 3] + heads_per_unit[tile], kv_heads)
+    return units, num_ranges > 1
+
+
+def _cut(lengths: NDArray[np.int64], size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Cut each length into pieces of a size: whose piece each is, and where it begins."""
+    num_pieces = -(-lengths // size)
+    owner = np.repeat(np.arange(lengths.size), num_pieces)
+    first = np.repeat(np.cumsum(num_pieces) - num_pieces, num_pieces)
+    return owner, (np.arange(owner.size) - first) * size
+
+
+def paged_attention(
+    library: Library,
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    plan: NativePlan,
+) -> torch.Tensor:
+    """softmax(q k^T / sqrt(head_dim)) v for q [num_rows, heads, head_dim]; same shape.
+
+    Raises ValueError for tensors that do not lie as the library reads them.
+    """
+    num_rows, heads, head_dim = q.shape
+    kv_heads = k_cache.shape[2]
+    is_bf16 = library.is_bf16(q, k_cache, v_cache)
+    if q.stride()[1:] != (head_dim, 1) or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
+        raise ValueError("the heads of q and the cache must lie one after the other")
+    if k_cache.shape != v_cache.shape or k_cache.shape[1:] != (plan.block_size, kv_heads, head_dim):
+        raise ValueError(f"a cache of {list(k_cache.shape)} does not fit q {list(q.shape)}")
+    out = torch.empty(q.shape, dtype=q.dtype)
+    width = -(-head_dim // 16) * 16 + PARTIAL_EXTRA
+    partials = torch.empty(plan.num_partials * width)
+    job = AttentionJob(
+        q=q.data_ptr(),
+        k_cache=k_cache.data_ptr(),
+        v_cache=v_cache.data_ptr(),
+        out=out.data_ptr(),
+        tiles=pointer(plan.tiles),
+        units=pointer(plan.units),
+        blocks=pointer(plan.blocks),
+        partials=partials.data_ptr(),
+        num_done=pointer(plan.num_done),
+        q_stride=q.stride(0),
+        num_units=len(plan.units),
+        num_tokens=plan.num_tokens,
+        num_rows=num_rows,
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=head_dim,
+        block_size=plan.block_size,
+        num_threads=plan.num_threads,
+        is_bf16=is_bf16,
+    )
+    library.attention(library.kernels, ctypes.byref(job))
+    return out

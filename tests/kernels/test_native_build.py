@@ -1,0 +1,208 @@
+"""The compiled library: made once, kept where it is safe, and done without where it cannot be had.
+
+Compilers are small scripts here.
+"""
+
+from __future__ import annotations
+
+import logging
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from outrider.models.store import cache_dir
+from outrider.serving import settings
+from outrider_kernels import native_build, native_library, ops
+from outrider_kernels.linear import RowPlan
+from outrider_kernels.native_build import Unavailable, cache_folder, find_library
+from tests.support.implementations import library
+
+CPU = torch.device("cpu")
+
+
+def make_compiler(folder: Path, body: str) -> Path:
+    """A script that takes a compiler's place; `$out` is the file that it is to write."""
+    path = folder / "fake-c++"
+    path.write_text(
+        "#!/bin/sh\n"
+        'for each; do [ "$last" = -o ] && out="$each"; last="$each"; done\n'
+        f'[ "$1" = --version ] && echo "{body}" && exit 0\n{body}\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty cache, and nothing compiled beforehand."""
+    monkeypatch.setenv("OUTRIDER_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(native_build, "BEFOREHAND", tmp_path / "none")
+    native_library.load_library.cache_clear()
+    yield tmp_path / "cache"
+    native_library.load_library.cache_clear()
+
+
+def test_the_cache_is_where_models_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels import nothing of ours, and still keep to the same folder."""
+    for variables in ({}, {"XDG_CACHE_HOME": "/x"}, {"OUTRIDER_CACHE": "/own"}):
+        monkeypatch.delenv("OUTRIDER_CACHE", raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+        assert cache_folder() == cache_dir() / "kernels"
+    assert settings.KERNELS == ops.KERNELS
+
+
+def test_it_is_compiled_once(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that come at once get one library; so does the next start; no leftovers."""
+    log = tmp_path / "log"
+    compiler = make_compiler(tmp_path, f'echo run >> {log}; sleep 0.1; echo code > "$out"')
+    monkeypatch.setenv("CXX", str(compiler))
+    found: list[Path] = []
+    threads = [threading.Thread(target=lambda: found.append(find_library())) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found.append(find_library())
+    assert len(found) == 5 and len(set(found)) == 1
+    assert found[0].read_text() == "code\n"
+    num_units = len(native_build.instruction_sets()) + 2
+    assert len(log.read_text().splitlines()) == num_units + 1
+    assert {path.name for path in found[0].parent.iterdir()} == {".lock", found[0].name}
+
+
+def test_what_decides_the_code_names_the_file(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another compiler, other flags and other sources are another library."""
+    names = set()
+    for body in ('echo 1 > "$out"', 'echo 2 > "$out"'):
+        monkeypatch.setenv("CXX", str(make_compiler(tmp_path, body)))
+        names.add(find_library().name)
+    monkeypatch.setattr(native_build, "FLAGS", (*native_build.FLAGS, "-g"))
+    names.add(find_library().name)
+    sources = tmp_path / "csrc"
+    sources.mkdir()
+    (sources / "isa.cpp").write_text("int x;")
+    monkeypatch.setattr(native_build, "SOURCES", sources)
+    names.add(find_library().name)
+    assert len(names) == 4
+
+
+def test_a_library_from_beforehand_needs_no_compiler(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in an image that has none."""
+    monkeypatch.setattr(native_build, "BEFOREHAND", tmp_path)
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, 'echo code > "$out"')))
+    command = [sys.executable, native_build.__file__, str(tmp_path)]
+    subprocess.run(command, check=True, timeout=60)
+    monkeypatch.setenv("CXX", "none")
+    assert find_library().read_text() == "code\n"
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ('echo "isa.cpp:7: error: no such thing" >&2; exit 1', "no such thing"),
+        ("exit 1", "failed"),
+        ('echo "no library" > "$out"', "cannot be loaded"),
+        (": nothing written", "cannot be kept"),
+    ],
+)
+def test_a_compiler_that_fails_is_a_reason_for_plain_torch(
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    body: str,
+    reason: str,
+) -> None:
+    """One line in the log says why, nothing is left behind, and everything else goes on."""
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, body)))
+    with caplog.at_level(logging.INFO, logger="outrider_kernels"):
+        chosen = ops.select_ops(CPU, RowPlan())
+    assert chosen.name == "cpu-torch"
+    (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
+    assert reason in warning.getMessage()
+    assert not list(cache.glob("kernels/.partial-*"))
+
+
+@pytest.mark.parametrize(
+    ("variables", "reason"),
+    [
+        ({"PATH": ""}, r"none of c\+\+, g\+\+, clang\+\+"),
+        ({"CXX": "no-such-compiler -O2"}, "which CXX names"),
+        ({"OUTRIDER_CACHE": "/proc/nothing"}, "cannot be kept"),
+    ],
+)
+def test_a_machine_without_a_compiler_or_a_place_says_so(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str
+) -> None:
+    """No compiler, one that is not there, and a cache that cannot be written to."""
+    monkeypatch.delenv("CXX", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(Unavailable, match=reason):
+        native_library.load_library()
+
+
+def test_code_that_others_could_have_written_is_not_loaded(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A library, or its folder, that anybody may write to."""
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, 'echo code > "$out"')))
+    path = find_library()
+    for each in (path, path.parent):
+        mode = each.stat().st_mode
+        each.chmod(mode | stat.S_IWOTH)
+        with pytest.raises(Unavailable, match="another user"):
+            find_library()
+        each.chmod(mode)
+    assert find_library() == path
+
+
+def test_what_is_chosen_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    """One line each: compiled code by default, torch when asked for or on another device."""
+    best = library("generic") and native_library.load_library()
+    with caplog.at_level(logging.INFO, logger="outrider_kernels"):
+        compiled = ops.select_ops(CPU, RowPlan())
+        plain = ops.select_ops(CPU, RowPlan(), "torch")
+        cuda = ops.select_ops(torch.device("cuda"), RowPlan())
+    assert compiled.name == f"cpu-native{native_library.NATIVE_VERSION}-{best.isa}"
+    assert (plain.name, cuda.name) == ("cpu-torch", "cuda-torch")
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 3
+    assert compiled.name in said[0] and "asked for" in said[1] and "device" in said[2]
+    with pytest.raises(ValueError, match="auto or torch, got 'fast'"):
+        ops.select_ops(CPU, RowPlan(), "fast")
+
+
+def test_tensors_that_the_library_cannot_read_are_refused() -> None:
+    """Other dtypes and caches of another shape: an error, not a wild pointer."""
+    library("generic")
+    chosen = ops.select_ops(CPU, RowPlan())
+    plan = chosen.plan_attention(
+        [1], [0], [[0]], block_size=16, num_heads=2, kv_heads=1, num_rows=1
+    )
+    q, cache = torch.zeros(1, 2, 8), torch.zeros(1, 16, 1, 8)
+    for wrong in (
+        (q.double(), cache, cache),
+        (q, cache.bfloat16(), cache),
+        (q, cache[..., :4], cache),
+        (q, torch.zeros(1, 8, 1, 8), torch.zeros(1, 8, 1, 8)),
+        (q.transpose(1, 2).contiguous().transpose(1, 2), cache, cache),
+    ):
+        with pytest.raises(ValueError):
+            chosen.paged_attention(*wrong, plan)
+    with pytest.raises(ValueError, match="weights"):
+        chosen.rms_norm(q, torch.ones(3), 1e-5)
+    with pytest.raises(ValueError, match="float32 or bfloat16"):
+        chosen.silu_mul(q.double().view(1, -1))
