@@ -161,7 +161,7 @@ def _wrong_method(scope: Scope) -> str:
 
 
 def _check_head(scope: Scope) -> None:
-    """h11 limits what comes piece by piece, not a head that is there at once, and is lenient."""
+    """h11 limits what comes piece by piece, not to the byte, and is lenient."""
     num_bytes = sum(len(name) + len(value) for name, value in scope["headers"])
     if num_bytes > MAX_HEAD_BYTES:
         raise HttpRefusal(431, f"the headers may have {MAX_HEAD_BYTES} bytes, got {num_bytes}")

@@ -56,7 +56,6 @@ class HttpServer:
 
     async def end(self) -> None:
         """Cut all connections, but let answers that were given leave."""
-        self._state.ended = True
         connections, none_left = self._state.connections, self._state.none_left
         none_left.clear()
         for connection in list(connections):
