@@ -164,7 +164,8 @@ class Inference:
             request,
             vocab_size=self._tokenizer.vocab_size,
             max_prompt_bytes=self._limits.max_prompt_bytes,
-            max_model_len=self._tokenizer.max_model_len,
+            # The target that will be asked is not known yet.
+            max_model_len=self._targets.longest_model_len or self._tokenizer.max_model_len,
         )
         caps = self._limits.caps.with_key(tenant.max_tokens).with_default(default_max_tokens)
         return replace(

@@ -75,6 +75,11 @@ class TargetPool:
         """What every ready target takes; None while there is none."""
         return min((link.info.max_model_len for link in self._links if link.info), default=None)
 
+    @property
+    def longest_model_len(self) -> int | None:
+        """What some ready target takes; None while there is none."""
+        return max((link.info.max_model_len for link in self._links if link.info), default=None)
+
     def start(self) -> None:
         """Begin to look for the targets."""
         for link in self._links:
