@@ -5,6 +5,7 @@ Answers are described by the types that build them, so neither can go its own wa
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -65,8 +66,9 @@ _OF_EVERY_CALL = (401, 405, 431, 500, 503)
 _OF_A_GENERATION = (400, 401, 404, 405, 408, 413, 415, 429, 431, 500, 503, 504)
 
 
+@functools.cache
 def openapi_document() -> dict[str, Any]:
-    """As plain values, ready for JSON."""
+    """As plain values, ready for JSON; always the same ones."""
     return {
         "openapi": "3.1.0",
         "info": {

@@ -30,7 +30,7 @@ from tests.support.in_process import Answer, Target, running_target
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.tiny_models import make_tiny_model
 from tests.support.token_requests import make_request, random_prompts, wait_for_drafters
-from tests.support.token_streams import TimedStream
+from tests.support.token_streams import TimedStream, slow_steps
 
 VOCAB_SIZE = 384
 BUDGET = 32
@@ -134,6 +134,7 @@ async def test_chunks_beside_drafts(model: Path, at_once: int, scores: bool) -> 
     ):
         await wait_for_drafters(target)
         drafter.behaviour = behaviour
+        slow_steps(target, 0.004)  # so that drafts pay, however fast the machine
         steps = Steps(target)
         neighbour = TimedStream()
         async with asyncio.TaskGroup() as group:

@@ -271,7 +271,7 @@ async def check_long_prompts(folder: Path, log_folder: Path, count: int, num_byt
         ):
             stream = TimedStream()
             stub = target_pb2_grpc.TargetStub(channel)
-            reading = asyncio.create_task(stream.run(stub, greedy([5, 6], 300, OFF), 200))
+            reading = asyncio.create_task(stream.run(stub, greedy([5, 6], 1500, OFF), 200))
             answers = await asyncio.gather(
                 *(ask_front(front, long_request(i, num_bytes)) for i in range(count))
             )

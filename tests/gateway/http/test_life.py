@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -111,6 +111,15 @@ async def test_an_end_without_a_drain(tiny_folder: Path) -> None:
     assert line["outcome"] == "cancelled"
 
 
+@pytest.fixture
+def heeds_hangups() -> Iterator[None]:
+    """What a process ignores its children ignore, too, and this one may run under nohup."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeds_hangups")
 @pytest.mark.parametrize("numbers", [[signal.SIGTERM], [signal.SIGHUP, signal.SIGHUP]])
 async def test_a_signal(tiny_folder: Path, tmp_path: Path, numbers: list[int]) -> None:
     """A whole process: a stream that runs is read to its `[DONE]`, then the process ends with 0,
