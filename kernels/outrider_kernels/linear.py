@@ -40,6 +40,16 @@ class RowPlan:
         return f"tile{self.tile_rows}" if self.tile_rows else f"rows{self.min_rows}-{self.max_rows}"
 
 
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """[in, out] from [out, in], as checkpoints hold it; a copy."""
+    return weight.t().contiguous()
+
+
+def lookup(weight: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
+    """Columns of a weight [in, out] by number, int64 [n], as rows: [n, in]."""
+    return weight.index_select(1, columns).t().contiguous()
+
+
 def linear(
     x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plan: RowPlan
 ) -> torch.Tensor:

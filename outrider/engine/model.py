@@ -50,24 +50,31 @@ class LlamaModel:
         """
         self.config = config
         self.weights_fingerprint = weights_fingerprint
-        reader = TensorReader(tensors)
-        self._embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
-        self.dtype = self._embedding.dtype
+        table = tensors.get("model.embed_tokens.weight")
+        self.device = torch.device("cpu") if table is None else table.device
+        ops = select_ops(self.device, kernels)
+        reader = TensorReader(tensors, ops.pack)
+        embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
+        self.dtype = embedding.dtype
         """Of weights, activations and cache; sums, norms, softmax and logits are float32."""
-        self.device = self._embedding.device
         self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
         self._final_norm = reader.take("model.norm.weight", config.hidden_size)
         if config.tied_head:
             tensors.pop("lm_head.weight", None)  # some checkpoints store the table twice
-            head = self._embedding  # looked up by row and multiplied by column: two copies
+            head = embedding
         else:
             head = reader.take("lm_head.weight", config.vocab_size)
-        self._head = Projection(head.t().contiguous())
+        self._head = Projection(ops.pack(head))
+        self._embedding = None if config.tied_head else embedding
+        """None: it is the head, one copy of both."""
         reader.require_empty()
         cos, signed_sin = _rotary_tables(config)
         self._cos, self._signed_sin = cos.to(self.device), signed_sin.to(self.device)
-        self.row_plan, self.row_invariant = choose_row_plan(self._probe_weights())
-        self.ops: Ops = select_ops(self.device, self.row_plan, kernels)
+        self.row_invariant = True
+        if ops.row_plan is not None:
+            row_plan, self.row_invariant = choose_row_plan(self._probe_weights())
+            ops = ops.with_row_plan(row_plan)
+        self.ops: Ops = ops
 
     @staticmethod
     def load(
@@ -88,7 +95,10 @@ class LlamaModel:
     def forward(self, step: StepInput, cache: KVCache) -> torch.Tensor:
         """Write the tokens' keys and values and return logits, float32 [num_logits, vocab]."""
         ops, eps = self.ops, self.config.rms_norm_eps
-        hidden = self._embedding.index_select(0, step.token_ids)  # [num_rows, hidden]
+        if self._embedding is None:
+            hidden = ops.lookup(self._head.weight, step.token_ids)  # [num_rows, hidden]
+        else:
+            hidden = self._embedding.index_select(0, step.token_ids)
         cos = self._cos.index_select(0, step.positions)  # [num_rows, 1, head_dim]
         signed_sin = self._signed_sin.index_select(0, step.positions)
         for index, layer in enumerate(self._layers):

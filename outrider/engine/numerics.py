@@ -117,6 +117,7 @@ def numerics_id(model: LlamaModel) -> str:
     from outrider_kernels.ops import KERNELS_VERSION
     from outrider_kernels.version import NOISE_VERSION
 
+    rows = str(model.ops.row_plan or "any-rows")
     parts = [
         model.weights_fingerprint,
         str(model.dtype),
@@ -126,10 +127,10 @@ def numerics_id(model: LlamaModel) -> str:
         f"numpy {np.__version__}",
         f"row-invariant {model.row_invariant}",
         f"mkl_cbwr {os.environ.get('MKL_CBWR', '')}",
-        f"kernels {KERNELS_VERSION} {model.ops.name} {model.row_plan}",
+        f"kernels {KERNELS_VERSION} {model.ops.name} {rows}",
         f"noise {NOISE_VERSION}",
     ]
     if model.device.type == "cuda":
         parts.append(f"cuda {torch.version.cuda} {torch.cuda.get_device_name(model.device)}")
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return f"{str(model.dtype).removeprefix('torch.')}-{model.ops.name}-{model.row_plan}-{digest}"
+    return f"{str(model.dtype).removeprefix('torch.')}-{model.ops.name}-{rows}-{digest}"

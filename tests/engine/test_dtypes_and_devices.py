@@ -122,9 +122,9 @@ def test_a_whole_step_stays_on_the_models_device(
 ) -> None:
     """On torch's device without data: nothing of a step or of its result is made elsewhere."""
     folder = make_tiny_model(tmp_path, arch="qwen3", head_dim=24, attention_bias=True)
-    meta, plain = torch.device("meta"), select_ops(torch.device("cpu"), RowPlan(), "torch")
+    meta, plain = torch.device("meta"), select_ops(torch.device("cpu"), "torch")
     monkeypatch.setattr(model_module, "choose_row_plan", lambda weights: (RowPlan(), True))
-    monkeypatch.setattr(model_module, "select_ops", lambda device, plan, kernels: plain)
+    monkeypatch.setattr(model_module, "select_ops", lambda device, kernels: plain)
     tensors = load_weights(folder, torch.bfloat16, meta)
     runner = Runner(LlamaModel(ModelConfig.load(folder), tensors, weights_fingerprint=""), 16)
     step = runner._step_input(

@@ -38,6 +38,7 @@ const Kernels* outrider_kernels(const char* isa) {
     return &kernels_generic;
 }
 
+void outrider_linear(const Kernels* kernels, const LinearJob* job) { kernels->linear(job); }
 void outrider_attention(const Kernels* kernels, const AttentionJob* job) { kernels->attention(job); }
 void outrider_norm(const Kernels* kernels, const NormJob* job) { kernels->norm(job); }
 void outrider_silu(const Kernels* kernels, const SiluJob* job) { kernels->silu(job); }
