@@ -15,6 +15,10 @@ constexpr int STRIP_LANES = STRIP / LANES;
 constexpr int STRIP_ROWS = GEMM_LANES > 1 ? 12 : GEMM_ROWS;  // 12 rows of 2 are 24 sums; 32 registers
 constexpr int STRIP_STEP = GEMM_LANES > 1 ? STRIP_LANES : 1;
 
+// Inputs whose weights are asked for ahead of their use: with several rows the processor has too
+// much other work in between to see for itself what comes next. Beyond the last strip it is nothing.
+constexpr int AHEAD = 128;
+
 // A job, and its rows as float32.
 struct Product {
     const LinearJob& job;
@@ -24,10 +28,15 @@ struct Product {
 
 template <int R, class W>
 void strip_rows(const float* x, int64_t x_stride, const W* strip, int depth, float* sums) {
-    for (int n = 0; n < STRIP_LANES; n += STRIP_STEP)
-        gemm_block<R, STRIP_STEP, false>(
-            x, x_stride, [=](int i) INLINE_LAMBDA { return strip + i * STRIP + n * LANES; }, depth,
-            sums + n * LANES, STRIP);
+    for (int n = 0; n < STRIP_LANES; n += STRIP_STEP) {
+        auto row = [=](int i) INLINE_LAMBDA {
+            const W* weights = strip + i * STRIP;
+            for (size_t byte = 0; byte < STRIP * sizeof(W); byte += 64)
+                __builtin_prefetch(reinterpret_cast<const char*>(weights + AHEAD * STRIP) + byte);
+            return weights + n * LANES;
+        };
+        gemm_block<R, STRIP_STEP, false>(x, x_stride, row, depth, sums + n * LANES, STRIP);
+    }
 }
 
 template <class W>
