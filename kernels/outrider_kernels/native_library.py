@@ -31,7 +31,7 @@ class LinearJob(ctypes.Structure):
     """Arguments of `linear`."""
 
     _fields_ = _fields(
-        "x weight bias out", "num_rows num_in num_out num_threads x_is_bf16 weight_is_bf16"
+        "x weight bias out", "num_rows num_in num_out num_threads x_is_bf16 weight_type"
     )
 
 

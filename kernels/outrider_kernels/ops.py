@@ -14,7 +14,7 @@ from outrider_kernels import native_attention, native_linear, native_rows
 from outrider_kernels.attention import AttentionPlan, paged_attention, plan_attention
 from outrider_kernels.elementwise import rms_norm, silu_mul
 from outrider_kernels.kv_write import rotate_and_write
-from outrider_kernels.linear import RowPlan, linear, lookup, pack
+from outrider_kernels.linear import RowPlan, linear, lookup, pack, pack_int8
 from outrider_kernels.native_attention import NativePlan
 from outrider_kernels.native_build import Unavailable
 from outrider_kernels.native_library import NATIVE_VERSION, Library, load_library
@@ -61,32 +61,32 @@ class Ops:
         return replace(self, row_plan=row_plan, linear=partial(linear, plan=row_plan))
 
 
-def select_ops(device: torch.device, kernels: str = "auto") -> Ops:
+def select_ops(device: torch.device, kernels: str = "auto", *, int8: bool = False) -> Ops:
     """The operations for a device; logs which, and why. ValueError for a device that has none.
 
-    kernels is one of KERNELS. CUDA gets the same plain torch as the CPU: right, and far from what
-    the device could do.
+    kernels is one of KERNELS. int8: `pack` rounds weights, and products round their rows. CUDA gets
+    the same plain torch as the CPU: right, and far from what the device could do.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"no operations for device {device.type!r}, only for 'cpu' and 'cuda'")
     if kernels not in KERNELS:
         raise ValueError(f"kernels must be {' or '.join(KERNELS)}, got {kernels!r}")
     if kernels == "torch":
-        return _torch_ops(device, "as asked for")
+        return _torch_ops(device, int8, "as asked for")
     if device.type != "cpu":
-        return _torch_ops(device, "there are no others for this device")
+        return _torch_ops(device, int8, "there are no others for this device")
     try:
-        return native_ops(load_library())
+        return native_ops(load_library(), int8=int8)
     except Unavailable as reason:
-        return _torch_ops(device, str(reason), logging.WARNING)
+        return _torch_ops(device, int8, str(reason), logging.WARNING)
 
 
-def _torch_ops(device: torch.device, reason: str, level: int = logging.INFO) -> Ops:
+def _torch_ops(device: torch.device, int8: bool, reason: str, level: int = logging.INFO) -> Ops:
     logger.log(level, "operations are plain torch (%s-torch): %s", device.type, reason)
     return Ops(
         name=f"{device.type}-torch",
         row_plan=RowPlan(),
-        pack=pack,
+        pack=pack_int8 if int8 else pack,
         linear=partial(linear, plan=RowPlan()),
         lookup=lookup,
         rms_norm=rms_norm,
@@ -97,14 +97,14 @@ def _torch_ops(device: torch.device, reason: str, level: int = logging.INFO) -> 
     )
 
 
-def native_ops(library: Library) -> Ops:
+def native_ops(library: Library, *, int8: bool = False) -> Ops:
     """Those of a compiled library."""
     name = f"cpu-native{NATIVE_VERSION}-{library.isa}"
     logger.info("operations are compiled C++ (%s), the processor's best", name)
     return Ops(
         name=name,
         row_plan=None,
-        pack=native_linear.pack,
+        pack=native_linear.pack_int8 if int8 else native_linear.pack,
         linear=partial(native_linear.linear, library),
         lookup=native_linear.lookup,
         rms_norm=partial(native_rows.rms_norm, library),

@@ -64,6 +64,21 @@ INLINE void store_sums(const float* sums, const float* bias, T* out, int num_col
     }
 }
 
+// Sums of some rows in one strip to their places.
+INLINE void store_strip(const LinearJob& job, int64_t unit, int64_t row, int count,
+                        const float* sums) {
+    int64_t column = unit * STRIP;
+    int num_columns = static_cast<int>(job.num_out - column < STRIP ? job.num_out - column : STRIP);
+    const float* bias = job.bias ? job.bias + column : nullptr;
+    for (int r = 0; r < count; r++) {
+        int64_t place = (row + r) * job.num_out + column;
+        if (job.x_is_bf16)
+            store_sums(sums + r * STRIP, bias, static_cast<bf16*>(job.out) + place, num_columns);
+        else
+            store_sums(sums + r * STRIP, bias, static_cast<float*>(job.out) + place, num_columns);
+    }
+}
+
 // One strip of columns, for all rows.
 template <class W>
 void linear_unit(const void* given, int64_t unit) {
@@ -71,21 +86,12 @@ void linear_unit(const void* given, int64_t unit) {
     const Product& product = *static_cast<const Product*>(given);
     const LinearJob& job = product.job;
     const W* strip = static_cast<const W*>(job.weight) + unit * job.num_in * STRIP;
-    int64_t column = unit * STRIP;
-    int num_columns = static_cast<int>(job.num_out - column < STRIP ? job.num_out - column : STRIP);
-    const float* bias = job.bias ? job.bias + column : nullptr;
     alignas(64) float sums[STRIP_ROWS * STRIP];
     for (int64_t row = 0; row < job.num_rows; row += STRIP_ROWS) {
         int count = static_cast<int>(job.num_rows - row < STRIP_ROWS ? job.num_rows - row : STRIP_ROWS);
         table.functions[count](product.x + row * product.x_stride, product.x_stride, strip,
                                static_cast<int>(job.num_in), sums);
-        for (int r = 0; r < count; r++) {
-            int64_t place = (row + r) * job.num_out + column;
-            if (job.x_is_bf16)
-                store_sums(sums + r * STRIP, bias, static_cast<bf16*>(job.out) + place, num_columns);
-            else
-                store_sums(sums + r * STRIP, bias, static_cast<float*>(job.out) + place, num_columns);
-        }
+        store_strip(job, unit, row, count, sums);
     }
 }
 
