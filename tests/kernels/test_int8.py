@@ -23,7 +23,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Each test once with one thread and once with two, however little there is to do."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr(native_linear, "_COST_OF_A_WEIGHT", 1 << 40)
+    monkeypatch.setattr(native_linear, "threads_for", lambda cost: request.param)
     yield request.param
     torch.set_num_threads(before)
 

@@ -10,7 +10,7 @@ namespace {
 
 #if defined(__AVX512VNNI__)
 
-constexpr int BYTE_ROWS = 12;  // 12 rows of 2 are 24 sums; 32 registers
+constexpr int BYTE_ROWS = 8;  // of 2 are 16 whole sums, and as many float32; 32 registers
 constexpr int BYTE_STEP = 2;
 
 struct Ints {
@@ -28,7 +28,7 @@ INLINE Ints add_products(Ints sums, Quads weights, Factors row) {
 
 #elif defined(__AVX512BW__)
 
-constexpr int BYTE_ROWS = 8;
+constexpr int BYTE_ROWS = 6;
 constexpr int BYTE_STEP = 1;
 
 struct Ints {
