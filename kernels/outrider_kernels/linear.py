@@ -9,6 +9,9 @@ Every product is a float32 product. Narrower weights are widened on the way, a f
 time, so that the wide copy stays in the processor's cache: half the memory, the sums of float32,
 and rows as independent as float32's on any processor.
 
+int8 weights are widened likewise, with the scales of their groups, and rows are rounded to int8
+first.
+
 Weights are [in, out], the transpose of what checkpoints hold: the library reads them faster so.
 """
 
@@ -18,6 +21,8 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
+
+from outrider_kernels.quantise import GROUP, quantise_rows, quantise_weight
 
 _WIDENED_VALUES = 1 << 19
 """Values of a weight that are float32 at one time: 2 MiB."""
@@ -40,8 +45,67 @@ class RowPlan:
         return f"tile{self.tile_rows}" if self.tile_rows else f"rows{self.min_rows}-{self.max_rows}"
 
 
+@dataclass(frozen=True, slots=True)
+class Int8Weight:
+    """A matrix rounded to int8, with a scale for each group of inputs of a column."""
+
+    values: torch.Tensor
+    """int8 [in, out]; inputs are padded to whole groups."""
+    scales: torch.Tensor
+    """bfloat16 [groups, out]."""
+    num_in: int
+    dtype: torch.dtype
+    """Of the matrix that was rounded, and of what is looked up."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.values.nbytes + self.scales.nbytes
+
+    @property
+    def shape(self) -> torch.Size:
+        """[in, out], without the padding."""
+        return torch.Size((self.num_in, self.values.shape[1]))
+
+    @property
+    def device(self) -> torch.device:
+        """Where it is."""
+        return self.values.device
+
+    def widen(self, begin: int, end: int, out: torch.Tensor) -> None:
+        """Write some columns as float32 into out [in with padding, end - begin]."""
+        out.copy_(self.values[:, begin:end])
+        scales = self.scales[:, None, begin:end].float()
+        out.view(-1, GROUP, end - begin).mul_(scales)
+
+
+Weight = torch.Tensor | Int8Weight
+
+
+def pack(weight: torch.Tensor) -> torch.Tensor:
+    """[in, out] from [out, in], as checkpoints hold it; a copy."""
+    return weight.t().contiguous()
+
+
+def pack_int8(weight: torch.Tensor) -> Int8Weight:
+    """The same, rounded to int8 in groups of inputs."""
+    values, scales = quantise_weight(weight)
+    return Int8Weight(
+        values.flatten(1).t().contiguous(), scales.t().contiguous(), weight.shape[1], weight.dtype
+    )
+
+
+def lookup(weight: Weight, columns: torch.Tensor) -> torch.Tensor:
+    """Columns of a weight [in, out] by number, int64 [n], as rows: [n, in]."""
+    if isinstance(weight, torch.Tensor):
+        return weight.index_select(1, columns).t().contiguous()
+    values = weight.values.index_select(1, columns).float().view(-1, GROUP, columns.shape[0])
+    wide = values * weight.scales.index_select(1, columns).float()[:, None]
+    return wide.flatten(0, 1)[: weight.num_in].t().to(weight.dtype).contiguous()
+
+
 def linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, plan: RowPlan
+    x: torch.Tensor, weight: Weight, bias: torch.Tensor | None, plan: RowPlan
 ) -> torch.Tensor:
     """x @ weight + bias for x [rows, in], weight [in, out], bias [out]; [rows, out] like x.
 
@@ -50,7 +114,10 @@ def linear(
     if not x.shape[0]:
         return x.new_empty(0, weight.shape[1])  # else a whole product of padding
     wide = x.float()
-    if weight.dtype == torch.float32:
+    if isinstance(weight, Int8Weight):
+        values, scales = quantise_rows(wide)
+        wide = values.mul_(scales[..., None]).flatten(1)
+    if isinstance(weight, torch.Tensor) and weight.dtype == torch.float32:
         y = _product(wide, weight, plan)
     else:
         y = _widening_product(wide, weight, plan)
@@ -71,16 +138,20 @@ def _product(x: torch.Tensor, weight: torch.Tensor, plan: RowPlan) -> torch.Tens
     return torch.cat([torch.mm(part, weight) for part in x.tensor_split(num_parts)])
 
 
-def _widening_product(x: torch.Tensor, weight: torch.Tensor, plan: RowPlan) -> torch.Tensor:
+def _widening_product(x: torch.Tensor, weight: Weight, plan: RowPlan) -> torch.Tensor:
     """x @ weight in float32 for a narrower weight, some of its columns at a time."""
-    num_in, num_out = weight.shape
+    num_in, num_out = x.shape[1], weight.shape[1]
     width = max(1, _WIDENED_VALUES // num_in // _COLUMN_STEP) * _COLUMN_STEP
     y = x.new_empty(x.shape[0], num_out)
     scratch = x.new_empty(num_in * min(width, num_out))
     for begin in range(0, num_out, width):
-        columns = weight[:, begin : begin + width]
-        widened = scratch[: columns.numel()].view(columns.shape).copy_(columns)
-        y[:, begin : begin + width] = _product(x, widened, plan)
+        end = min(begin + width, num_out)
+        widened = scratch[: num_in * (end - begin)].view(num_in, end - begin)
+        if isinstance(weight, Int8Weight):
+            weight.widen(begin, end, widened)
+        else:
+            widened.copy_(weight[:, begin:end])
+        y[:, begin:end] = _product(x, widened, plan)
     return y
 
 

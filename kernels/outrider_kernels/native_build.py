@@ -38,9 +38,11 @@ COMPILERS = ("c++", "g++", "clang++")
 # compiler.
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-ffp-contract=off", "-fvisibility=hidden", "-pthread")
 _AVX2 = ("-mavx2", "-mfma")
+_AVX512 = (*_AVX2, "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq")
 INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {
-        "avx512": (*_AVX2, "-mavx512f", "-mavx512vl", "-mavx512bw", "-mavx512dq"),
+        "avx512vnni": (*_AVX512, "-mavx512vnni"),
+        "avx512": _AVX512,
         "avx2": _AVX2,
     },
 }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from outrider_kernels.native_build import Unavailable, find_library, instruction_sets
 
-NATIVE_VERSION = 1
+NATIVE_VERSION = 2
 """Raised with every change of a single bit of any result of the library."""
 
 _COST_OF_A_THREAD = 1_000_000
@@ -25,6 +25,14 @@ def _fields(pointers: str, numbers: str) -> list[tuple[str, Any]]:
         *((name, ctypes.c_void_p) for name in pointers.split()),
         *((name, ctypes.c_int64) for name in numbers.split()),
     ]
+
+
+class LinearJob(ctypes.Structure):
+    """Arguments of `linear`."""
+
+    _fields_ = _fields(
+        "x weight bias out", "num_rows num_in num_out num_threads x_is_bf16 weight_type"
+    )
 
 
 class AttentionJob(ctypes.Structure):
@@ -67,6 +75,7 @@ class Library:
     def __init__(self, dll: ctypes.CDLL, isa: str, kernels: int) -> None:
         self.isa = isa
         self.kernels = ctypes.c_void_p(kernels)
+        self.linear: Callable[[Any, Any], None] = _function(dll, "outrider_linear")
         self.attention: Callable[[Any, Any], None] = _function(dll, "outrider_attention")
         self.norm: Callable[[Any, Any], None] = _function(dll, "outrider_norm")
         self.silu: Callable[[Any, Any], None] = _function(dll, "outrider_silu")

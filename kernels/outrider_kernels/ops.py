@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from outrider_kernels import native_attention, native_rows
+from outrider_kernels import native_attention, native_linear, native_rows
 from outrider_kernels.attention import AttentionPlan, paged_attention, plan_attention
 from outrider_kernels.elementwise import rms_norm, silu_mul
 from outrider_kernels.kv_write import rotate_and_write
-from outrider_kernels.linear import RowPlan, linear
+from outrider_kernels.linear import RowPlan, linear, lookup, pack, pack_int8
 from outrider_kernels.native_attention import NativePlan
 from outrider_kernels.native_build import Unavailable
-from outrider_kernels.native_library import NATIVE_VERSION, load_library
+from outrider_kernels.native_library import NATIVE_VERSION, Library, load_library
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +27,8 @@ KERNELS = ("auto", "torch")
 """What may be asked for: the fastest that the machine can have, or plain torch."""
 
 Plan = AttentionPlan | NativePlan
-LinearOp = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
+Weight = Any
+"""What `pack` makes of a matrix: each implementation has its own layout."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,13 @@ class Ops:
 
     name: str
     """Another one for every implementation whose bits differ; part of the numerics id."""
-    linear: LinearOp
+    row_plan: RowPlan | None
+    """Of products by a library whose kernel depends on the number of rows; None: rows are free."""
+    pack: Callable[[torch.Tensor], Weight]
+    """A matrix [out, in], as checkpoints hold it, once, for the other two."""
+    linear: Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
+    lookup: Callable[[Weight, torch.Tensor], torch.Tensor]
+    """Rows of the packed matrix [out, in] by number: of an embedding that is also the head."""
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     rotate_and_write: Callable[..., torch.Tensor]
@@ -44,34 +51,44 @@ class Ops:
     paged_attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
     """With a plan of this `plan_attention`."""
 
+    @property
+    def min_rows(self) -> int:
+        """Rows that a step has at least; others are padding."""
+        return 1 if self.row_plan is None else self.row_plan.min_rows
 
-def select_ops(device: torch.device, row_plan: RowPlan, kernels: str = "auto") -> Ops:
+    def with_row_plan(self, row_plan: RowPlan) -> Ops:
+        """The same with other products, where products have a plan."""
+        return replace(self, row_plan=row_plan, linear=partial(linear, plan=row_plan))
+
+
+def select_ops(device: torch.device, kernels: str = "auto", *, int8: bool = False) -> Ops:
     """The operations for a device; logs which, and why. ValueError for a device that has none.
 
-    kernels is one of KERNELS. CUDA gets the same plain torch as the CPU: right, and far from what
-    the device could do.
+    kernels is one of KERNELS. int8: `pack` rounds weights, and products round their rows. CUDA gets
+    the same plain torch as the CPU: right, and far from what the device could do.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"no operations for device {device.type!r}, only for 'cpu' and 'cuda'")
     if kernels not in KERNELS:
         raise ValueError(f"kernels must be {' or '.join(KERNELS)}, got {kernels!r}")
     if kernels == "torch":
-        return _torch_ops(device, row_plan, "as asked for")
+        return _torch_ops(device, int8, "as asked for")
     if device.type != "cpu":
-        return _torch_ops(device, row_plan, "there are no others for this device")
+        return _torch_ops(device, int8, "there are no others for this device")
     try:
-        return _native_ops(row_plan)
+        return native_ops(load_library(), int8=int8)
     except Unavailable as reason:
-        return _torch_ops(device, row_plan, str(reason), logging.WARNING)
+        return _torch_ops(device, int8, str(reason), logging.WARNING)
 
 
-def _torch_ops(
-    device: torch.device, row_plan: RowPlan, reason: str, level: int = logging.INFO
-) -> Ops:
+def _torch_ops(device: torch.device, int8: bool, reason: str, level: int = logging.INFO) -> Ops:
     logger.log(level, "operations are plain torch (%s-torch): %s", device.type, reason)
     return Ops(
         name=f"{device.type}-torch",
-        linear=partial(linear, plan=row_plan),
+        row_plan=RowPlan(),
+        pack=pack_int8 if int8 else pack,
+        linear=partial(linear, plan=RowPlan()),
+        lookup=lookup,
         rms_norm=rms_norm,
         silu_mul=silu_mul,
         rotate_and_write=rotate_and_write,
@@ -80,14 +97,16 @@ def _torch_ops(
     )
 
 
-def _native_ops(row_plan: RowPlan) -> Ops:
-    """Those of the CPU, in C++ but for the matrix products."""
-    library = load_library()
+def native_ops(library: Library, *, int8: bool = False) -> Ops:
+    """Those of a compiled library."""
     name = f"cpu-native{NATIVE_VERSION}-{library.isa}"
     logger.info("operations are compiled C++ (%s), the processor's best", name)
     return Ops(
         name=name,
-        linear=partial(linear, plan=row_plan),
+        row_plan=None,
+        pack=native_linear.pack_int8 if int8 else native_linear.pack,
+        linear=partial(native_linear.linear, library),
+        lookup=native_linear.lookup,
         rms_norm=partial(native_rows.rms_norm, library),
         silu_mul=partial(native_rows.silu_mul, library),
         rotate_and_write=partial(native_rows.rotate_and_write, library),

@@ -22,7 +22,9 @@ from outrider.models.gguf_import import GgufSource
 from outrider.models.hub import TOKENIZER_FILES, WEIGHT_FILES, HubModel
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
-ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0625}
+"""Of a parameter; int8 has scales, and a table that is no head as well stays bfloat16."""
+CACHE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2}
 MIB = 2**20
 
 
@@ -77,8 +79,8 @@ def _check(
     except ModelError as error:
         yield problem(f"{service} device", str(error), f"set [{service}] device")
         return
-    element_bytes = ELEMENT_BYTES[settings.dtype]
-    yield _memory(service, config, parameters * element_bytes, pool, element_bytes, free)
+    weights = math.ceil(parameters * WEIGHT_BYTES[settings.dtype])
+    yield _memory(service, config, weights, pool, CACHE_BYTES[settings.dtype], free)
 
 
 def free_bytes_of(device: str) -> int:

@@ -7,15 +7,18 @@ import torch
 from outrider.engine.memory import free_host_bytes
 from outrider.model_error import ModelError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
+"""Of activations and cache. In int8 only matrices are: weights, and the rows of each product."""
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """A precision of weights, activations and cache; ModelError for any other name."""
+    """Of activations and cache in that precision; ModelError for any other name."""
     try:
         return DTYPES[name]
     except KeyError:
-        raise ModelError(f"dtype must be {' or '.join(DTYPES)}, got {name!r}") from None
+        *others, last = DTYPES
+        names = f"{', '.join(others)} or {last}"
+        raise ModelError(f"dtype must be {names}, got {name!r}") from None
 
 
 def parse_device(name: str) -> torch.device:

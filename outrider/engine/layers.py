@@ -5,20 +5,21 @@ Knows which matrices are joined and how they are laid out, not what is computed 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
 
 from outrider.engine.config import ModelConfig
 from outrider.model_error import ModelError
+from outrider_kernels.ops import Weight
 
 
 @dataclass(frozen=True, slots=True)
 class Projection:
     """A matrix, applied as x @ weight + bias."""
 
-    weight: torch.Tensor  # [in, out], in the model's dtype
+    weight: Weight  # of the operations that apply it
     bias: torch.Tensor | None = None  # float32 [out]
 
 
@@ -39,8 +40,12 @@ class Layer:
 class TensorReader:
     """Takes named tensors out of a checkpoint and checks that all fit and none is left."""
 
-    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+    def __init__(
+        self, tensors: dict[str, torch.Tensor], pack: Callable[[torch.Tensor], Weight]
+    ) -> None:
+        """pack: as `Ops.pack`."""
         self._tensors = tensors
+        self._pack = pack
 
     def take(self, name: str, num_out: int) -> torch.Tensor:
         """The tensor, whose first dimension must be num_out."""
@@ -60,7 +65,7 @@ class TensorReader:
             has_bias |= bias is not None
             biases.append(torch.zeros(num_out, device=weights[-1].device) if bias is None else bias)
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        return Projection(weight.t().contiguous(), torch.cat(biases) if has_bias else None)
+        return Projection(self._pack(weight), torch.cat(biases) if has_bias else None)
 
     def require_empty(self) -> None:
         """Raise ModelError if a tensor was not used: the model would be computed wrongly."""

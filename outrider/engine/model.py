@@ -19,7 +19,7 @@ from outrider.engine.kv_cache import KVCache
 from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
 from outrider.engine.numerics import choose_row_plan
 from outrider.engine.weights import load_weights
-from outrider_kernels.ops import Ops, Plan, select_ops
+from outrider_kernels.ops import Ops, Plan, Weight, select_ops
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,31 +43,42 @@ class LlamaModel:
         *,
         weights_fingerprint: str,
         kernels: str = "auto",
+        int8: bool = False,
     ) -> None:
         """Take the checkpoint's tensors; empties `tensors`, so that none is held twice.
 
-        kernels: as for `select_ops`.
+        kernels, int8: as for `select_ops`.
         """
         self.config = config
         self.weights_fingerprint = weights_fingerprint
-        reader = TensorReader(tensors)
-        self._embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
-        self.dtype = self._embedding.dtype
-        """Of weights, activations and cache; sums, norms, softmax and logits are float32."""
-        self.device = self._embedding.device
+        table = tensors.get("model.embed_tokens.weight")
+        self.device = torch.device("cpu") if table is None else table.device
+        ops = select_ops(self.device, kernels, int8=int8)
+        reader = TensorReader(tensors, ops.pack)
+        embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
+        self.dtype = embedding.dtype
+        """Of activations and cache, and of weights unless they are int8; sums, norms, softmax and
+        logits are float32."""
+        self.precision = "int8" if int8 else str(self.dtype).removeprefix("torch.")
+        """What was asked for as dtype."""
         self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
         self._final_norm = reader.take("model.norm.weight", config.hidden_size)
         if config.tied_head:
             tensors.pop("lm_head.weight", None)  # some checkpoints store the table twice
-            head = self._embedding  # looked up by row and multiplied by column: two copies
+            head = embedding
         else:
             head = reader.take("lm_head.weight", config.vocab_size)
-        self._head = Projection(head.t().contiguous())
+        self._head = Projection(ops.pack(head))
+        self._embedding = None if config.tied_head else embedding
+        """None: it is the head, one copy of both."""
         reader.require_empty()
         cos, signed_sin = _rotary_tables(config)
         self._cos, self._signed_sin = cos.to(self.device), signed_sin.to(self.device)
-        self.row_plan, self.row_invariant = choose_row_plan(self._probe_weights())
-        self.ops: Ops = select_ops(self.device, self.row_plan, kernels)
+        self.row_invariant = True
+        if ops.row_plan is not None:
+            row_plan, self.row_invariant = choose_row_plan(self._probe_weights())
+            ops = ops.with_row_plan(row_plan)
+        self.ops: Ops = ops
 
     @staticmethod
     def load(
@@ -79,7 +90,13 @@ class LlamaModel:
         config = replace(ModelConfig.load(folder), num_tokens=num_tokens(folder))
         tensors = load_weights(folder, parse_dtype(dtype), place)
         fingerprint = weights_fingerprint(folder)
-        return LlamaModel(config, tensors, weights_fingerprint=fingerprint, kernels=kernels)
+        return LlamaModel(
+            config,
+            tensors,
+            weights_fingerprint=fingerprint,
+            kernels=kernels,
+            int8=dtype == "int8",
+        )
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty cache of the model's shape."""
@@ -88,7 +105,10 @@ class LlamaModel:
     def forward(self, step: StepInput, cache: KVCache) -> torch.Tensor:
         """Write the tokens' keys and values and return logits, float32 [num_logits, vocab]."""
         ops, eps = self.ops, self.config.rms_norm_eps
-        hidden = self._embedding.index_select(0, step.token_ids)  # [num_rows, hidden]
+        if self._embedding is None:
+            hidden = ops.lookup(self._head.weight, step.token_ids)  # [num_rows, hidden]
+        else:
+            hidden = self._embedding.index_select(0, step.token_ids)
         cos = self._cos.index_select(0, step.positions)  # [num_rows, 1, head_dim]
         signed_sin = self._signed_sin.index_select(0, step.positions)
         for index, layer in enumerate(self._layers):
@@ -130,7 +150,7 @@ class LlamaModel:
         projection = layer.attention_out
         return ops.linear(out.view(num_rows, -1), projection.weight, projection.bias)
 
-    def _probe_weights(self) -> list[torch.Tensor]:
+    def _probe_weights(self) -> list[Weight]:
         """One weight of each shape that a product of this model has."""
         layer = self._layers[0]
         projections = (layer.qkv, layer.attention_out, layer.gate_up, layer.down, self._head)

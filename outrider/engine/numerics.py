@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
-
     from outrider.engine.model import LlamaModel
-    from outrider_kernels.linear import RowPlan
+    from outrider_kernels.linear import RowPlan, Weight
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ def prepare_cpu(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def choose_row_plan(weights: Iterable[torch.Tensor]) -> tuple[RowPlan, bool]:
+def choose_row_plan(weights: Iterable[Weight]) -> tuple[RowPlan, bool]:
     """The row plan under which these weights' products do not feel other rows; logs which.
 
     The second value is False if there is none: then equal requests may differ in other company.
@@ -81,7 +79,7 @@ def choose_row_plan(weights: Iterable[torch.Tensor]) -> tuple[RowPlan, bool]:
     return fallback, False
 
 
-def is_row_invariant(weight: torch.Tensor, plan: RowPlan) -> bool:
+def is_row_invariant(weight: Weight, plan: RowPlan) -> bool:
     """Whether rows come out the same bits alone and in company, at any place; weight [in, out]."""
     import torch
 
@@ -89,7 +87,7 @@ def is_row_invariant(weight: torch.Tensor, plan: RowPlan) -> bool:
 
     generator = torch.Generator().manual_seed(0)
     # Float32 rows, so that rounding the result hides nothing.
-    num_rows = _PROBE_ROWS_OF_LARGE if weight.numel() > _LARGE else _PROBE_ROWS
+    num_rows = _PROBE_ROWS_OF_LARGE if weight.shape.numel() > _LARGE else _PROBE_ROWS
     x = torch.randn(num_rows, weight.shape[0], generator=generator).to(weight.device)
     with torch.inference_mode():
         whole = linear(x, weight, None, plan)
@@ -117,19 +115,20 @@ def numerics_id(model: LlamaModel) -> str:
     from outrider_kernels.ops import KERNELS_VERSION
     from outrider_kernels.version import NOISE_VERSION
 
+    rows = str(model.ops.row_plan or "any-rows")
     parts = [
         model.weights_fingerprint,
-        str(model.dtype),
+        model.precision,
         f"torch {torch.__version__}",
         # The libraries choose their code by the processor, not only by its instructions.
         f"cpu {_cpu_model()} {torch.backends.cpu.get_cpu_capability()}",
         f"numpy {np.__version__}",
         f"row-invariant {model.row_invariant}",
         f"mkl_cbwr {os.environ.get('MKL_CBWR', '')}",
-        f"kernels {KERNELS_VERSION} {model.ops.name} {model.row_plan}",
+        f"kernels {KERNELS_VERSION} {model.ops.name} {rows}",
         f"noise {NOISE_VERSION}",
     ]
     if model.device.type == "cuda":
         parts.append(f"cuda {torch.version.cuda} {torch.cuda.get_device_name(model.device)}")
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-    return f"{str(model.dtype).removeprefix('torch.')}-{model.ops.name}-{model.row_plan}-{digest}"
+    return f"{model.precision}-{model.ops.name}-{rows}-{digest}"

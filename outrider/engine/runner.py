@@ -64,7 +64,7 @@ class Runner:
         config, block_size = self.model.config, self.cache.block_size
         items = batch.items
         num_tokens = batch.num_tokens
-        num_rows = max(num_tokens, self.model.row_plan.min_rows)
+        num_rows = max(num_tokens, self.model.ops.min_rows)
         token_ids = np.zeros(num_rows, dtype=np.int64)
         positions = np.zeros(num_rows, dtype=np.int64)
         slots = np.empty(num_tokens, dtype=np.int64)

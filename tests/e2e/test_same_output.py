@@ -1,7 +1,7 @@
 """The promise on a real model: the same ids without drafts, with them, and when the drafter dies.
 
-SmolLM2 in float32. The short tests use six prompts of our own. The long ones take 60 from a file
-that is not part of this repository, evenly over its tasks: JSON lines with "turns" and perhaps
+SmolLM2 in float32 and in int8. The short tests use six prompts of our own; the long ones 60 of a
+file that is not part of this repository, evenly over its tasks: JSON lines with "turns" and perhaps
 "task" or "category", as Spec-Bench has them. `make test-slow PROMPTS=file.jsonl` names it.
 """
 
@@ -44,6 +44,7 @@ RETRIEVAL = (
     "Passage: The Vasa sank in Stockholm harbour in 1628, on its first voyage, and was raised in "
     "1961. Passage: The Mary Rose sank in 1545. Say word for word when and where the Vasa sank."
 )
+each_dtype = pytest.mark.parametrize("dtype", ["float32", "int8"])
 TEXTS = (CHAT, MATHS, QUESTION, SUMMARY, TRANSLATION, RETRIEVAL)
 
 
@@ -99,7 +100,10 @@ async def stage_on(model: Path, first_drafter: str, **settings: object) -> Async
 
 async def check_greedy(folder: Path, prompts: list[list[int]], n: int, **settings: object) -> None:
     """OFF, then lookup in the text, the target's own weights, and drafts that are always wrong."""
-    twin_settings = DraftSettings(port=0, proposer="model", model=str(folder), kv_tokens=32768)
+    dtype = str(settings.get("dtype", "float32"))
+    twin_settings = DraftSettings(
+        port=0, proposer="model", model=str(folder), dtype=dtype, kv_tokens=32768
+    )
     async with (
         run_draft_service(DraftSettings(port=0)) as lookup,
         run_draft_service(twin_settings) as twin,
@@ -173,16 +177,20 @@ async def check_seeded(
 
 
 @pytest.mark.timeout(300)
-async def test_greedy_ids_are_equal_on_a_real_model(smollm2_folder: Path) -> None:
+@each_dtype
+async def test_greedy_ids_are_equal_on_a_real_model(smollm2_folder: Path, dtype: str) -> None:
     """Six prompts: a chat, a sum, a question, a summary, a translation, a retrieval."""
-    await check_greedy(smollm2_folder, encode(smollm2_folder, TEXTS), 16)
+    await check_greedy(smollm2_folder, encode(smollm2_folder, TEXTS), 16, dtype=dtype)
 
 
 @pytest.mark.timeout(300)
-async def test_seeded_ids_are_equal_on_a_real_model(smollm2_folder: Path, tmp_path: Path) -> None:
+@each_dtype
+async def test_seeded_ids_are_equal_on_a_real_model(
+    smollm2_folder: Path, tmp_path: Path, dtype: str
+) -> None:
     """Sampled at temperature 0.8 and top-p 0.95, guesses by lookup, the drafter dies halfway."""
     prompts = encode(smollm2_folder, TEXTS)
-    await check_seeded(smollm2_folder, prompts, 16, tmp_path, {})
+    await check_seeded(smollm2_folder, prompts, 16, tmp_path, {}, dtype=dtype)
 
 
 @pytest.mark.timeout(60)
@@ -197,15 +205,21 @@ async def test_seeded_ids_are_equal_with_a_model_that_dies(
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-async def test_greedy_ids_are_equal_on_sixty_prompts(smollm2_folder: Path) -> None:
+@each_dtype
+async def test_greedy_ids_are_equal_on_sixty_prompts(smollm2_folder: Path, dtype: str) -> None:
     """Sixty prompts, 96 tokens each."""
     prompts = encode(smollm2_folder, prompts_of_file())
-    await check_greedy(smollm2_folder, prompts, 96, kv_tokens=32768, threads=2)
+    await check_greedy(smollm2_folder, prompts, 96, dtype=dtype, kv_tokens=32768, threads=2)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
-async def test_seeded_ids_are_equal_on_sixty_prompts(smollm2_folder: Path, tmp_path: Path) -> None:
+@each_dtype
+async def test_seeded_ids_are_equal_on_sixty_prompts(
+    smollm2_folder: Path, tmp_path: Path, dtype: str
+) -> None:
     """Sixty prompts, 96 tokens each, sampled; the drafter dies halfway."""
     prompts = encode(smollm2_folder, prompts_of_file())
-    await check_seeded(smollm2_folder, prompts, 96, tmp_path, {}, kv_tokens=32768, threads=2)
+    await check_seeded(
+        smollm2_folder, prompts, 96, tmp_path, {}, dtype=dtype, kv_tokens=32768, threads=2
+    )

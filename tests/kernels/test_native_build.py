@@ -19,7 +19,6 @@ import torch
 from outrider.models.store import cache_dir
 from outrider.serving import settings
 from outrider_kernels import native_build, native_library, ops
-from outrider_kernels.linear import RowPlan
 from outrider_kernels.native_build import Unavailable, cache_folder, find_library
 from tests.support.implementations import library
 
@@ -128,7 +127,7 @@ def test_a_compiler_that_fails_is_a_reason_for_plain_torch(
     """One line in the log says why, nothing is left behind, and everything else goes on."""
     monkeypatch.setenv("CXX", str(make_compiler(tmp_path, body)))
     with caplog.at_level(logging.INFO, logger="outrider_kernels"):
-        chosen = ops.select_ops(CPU, RowPlan())
+        chosen = ops.select_ops(CPU)
     assert chosen.name == "cpu-torch"
     (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert reason in warning.getMessage()
@@ -173,22 +172,22 @@ def test_what_is_chosen_is_said(caplog: pytest.LogCaptureFixture) -> None:
     """One line each: compiled code by default, torch when asked for or on another device."""
     best = library("generic") and native_library.load_library()
     with caplog.at_level(logging.INFO, logger="outrider_kernels"):
-        compiled = ops.select_ops(CPU, RowPlan())
-        plain = ops.select_ops(CPU, RowPlan(), "torch")
-        cuda = ops.select_ops(torch.device("cuda"), RowPlan())
+        compiled = ops.select_ops(CPU)
+        plain = ops.select_ops(CPU, "torch")
+        cuda = ops.select_ops(torch.device("cuda"))
     assert compiled.name == f"cpu-native{native_library.NATIVE_VERSION}-{best.isa}"
     assert (plain.name, cuda.name) == ("cpu-torch", "cuda-torch")
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
     assert compiled.name in said[0] and "asked for" in said[1] and "device" in said[2]
     with pytest.raises(ValueError, match="auto or torch, got 'fast'"):
-        ops.select_ops(CPU, RowPlan(), "fast")
+        ops.select_ops(CPU, "fast")
 
 
 def test_tensors_that_the_library_cannot_read_are_refused() -> None:
     """Other dtypes and caches of another shape: an error, not a wild pointer."""
     library("generic")
-    chosen = ops.select_ops(CPU, RowPlan())
+    chosen = ops.select_ops(CPU)
     plan = chosen.plan_attention(
         [1], [0], [[0]], block_size=16, num_heads=2, kv_heads=1, num_rows=1
     )

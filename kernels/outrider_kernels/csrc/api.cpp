@@ -5,7 +5,7 @@
 
 extern const Kernels kernels_generic;
 #if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512;
+extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512vnni;
 #endif
 
 namespace {
@@ -13,8 +13,10 @@ namespace {
 bool runs_here(const char* isa) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
-    if (!std::strcmp(isa, "avx512"))
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+    bool vnni = !std::strcmp(isa, "avx512vnni");
+    if (vnni || !std::strcmp(isa, "avx512"))
+        return (!vnni || __builtin_cpu_supports("avx512vnni")) &&
+               __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     if (!std::strcmp(isa, "avx2"))
@@ -32,12 +34,14 @@ extern "C" {
 const Kernels* outrider_kernels(const char* isa) {
     if (!runs_here(isa)) return nullptr;
 #if defined(__x86_64__)
+    if (!std::strcmp(isa, "avx512vnni")) return &kernels_avx512vnni;
     if (!std::strcmp(isa, "avx512")) return &kernels_avx512;
     if (!std::strcmp(isa, "avx2")) return &kernels_avx2;
 #endif
     return &kernels_generic;
 }
 
+void outrider_linear(const Kernels* kernels, const LinearJob* job) { kernels->linear(job); }
 void outrider_attention(const Kernels* kernels, const AttentionJob* job) { kernels->attention(job); }
 void outrider_norm(const Kernels* kernels, const NormJob* job) { kernels->norm(job); }
 void outrider_silu(const Kernels* kernels, const SiluJob* job) { kernels->silu(job); }

@@ -9,33 +9,14 @@
 // a row when, and with which others.
 #pragma once
 
-#include <cstdlib>
 #include <initializer_list>
 
 #include "gemm.h"
 #include "kernels.h"
+#include "scratch.h"
 #include "transpose.h"
 
 namespace {
-
-// A thread's own memory, for one tile at a time; grows and stays.
-struct Scratch {
-    float* memory = nullptr;
-    size_t size = 0;
-
-    float* of(size_t wanted) {
-        if (wanted > size) {
-            std::free(memory);
-            size = 0;
-            void* given = nullptr;
-            if (posix_memalign(&given, 64, wanted * sizeof(float)) != 0) std::abort();
-            memory = static_cast<float*>(given);
-            size = wanted;
-        }
-        return memory;
-    }
-    ~Scratch() { std::free(memory); }
-};
 
 thread_local Scratch scratch;
 

@@ -18,7 +18,7 @@ INLINE void gemm_block(const float* a, int64_t a_stride, B b, int depth, float* 
         for (int n = 0; n < N; n++)
             sums[r][n] = ADD ? load(c + r * c_stride + n * LANES) : all(0.0f);
     for (int i = 0; i < depth; i++) {
-        const float* row = b(i);
+        auto row = b(i);
         Lanes columns[N];
         for (int n = 0; n < N; n++) columns[n] = load(row + n * LANES);
         for (int r = 0; r < R; r++) {

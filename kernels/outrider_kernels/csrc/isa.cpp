@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "kernels.h"
+#include "linear8.h"
 #include "pool.h"
 
 #define NAME_OF(isa) #isa
@@ -14,6 +15,37 @@
 namespace {
 
 int64_t units(int64_t num_rows) { return (num_rows + ROWS_OF_UNIT - 1) / ROWS_OF_UNIT; }
+
+thread_local Scratch rows_of_job;
+
+int64_t strips(const LinearJob* job) { return (job->num_out + STRIP - 1) / STRIP; }
+
+void linear_int8(const LinearJob* job) {
+    int64_t num_groups = (job->num_in + GROUP - 1) / GROUP, stride = num_groups + 1;
+    auto x = reinterpret_cast<RowGroup*>(
+        rows_of_job.of(job->num_rows * stride * sizeof(RowGroup) / sizeof(float)));
+    if (job->x_is_bf16)
+        round_rows<bf16>(*job, x, num_groups, stride);
+    else
+        round_rows<float>(*job, x, num_groups, stride);
+    ByteProduct product = {*job, x, num_groups, stride};
+    run_units(static_cast<int>(job->num_threads), strips(job), byte_unit, &product);
+}
+
+void linear(const LinearJob* job) {
+    if (job->weight_type == WEIGHT_INT8) return linear_int8(job);
+    // A cache line further apart than they are long: rows of 2**n bytes would share few places in
+    // the cache. Whole lanes are written.
+    int64_t stride = (job->num_in + LANES - 1) / LANES * LANES + LANES;
+    float* x = rows_of_job.of(job->num_rows * stride);
+    if (job->x_is_bf16)
+        widen_rows<bf16>(*job, x, stride);
+    else
+        widen_rows<float>(*job, x, stride);
+    Product product = {*job, x, stride};
+    run_units(static_cast<int>(job->num_threads), strips(job),
+              job->weight_type == WEIGHT_BF16 ? linear_unit<bf16> : linear_unit<float>, &product);
+}
 
 void attention(const AttentionJob* job) {
     // Padding is finite, whatever stands in its queries.
@@ -42,4 +74,4 @@ void rotary(const RotaryJob* job) {
 }  // namespace
 
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {STRING(ISA), attention, norm, silu, rotary};
+const Kernels TABLE(ISA) = {STRING(ISA), linear, attention, norm, silu, rotary};

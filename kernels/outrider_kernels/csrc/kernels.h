@@ -56,13 +56,27 @@ struct RotaryJob {
     int64_t num_tokens, num_rows, heads, kv_heads, head_dim, num_threads, is_bf16;
 };
 
+enum WeightType : int64_t { WEIGHT_FLOAT32, WEIGHT_BF16, WEIGHT_INT8 };
+
+// x @ weight + bias. The weight is [strips, num_in, STRIP], or [strips, groups] of WeightGroup, and
+// has columns beyond num_out in its last strip.
+struct LinearJob {
+    const void *x, *weight;  // x [num_rows, num_in], contiguous
+    const float* bias;       // [num_out], or null
+    void* out;               // [num_rows, num_out], of the type of x
+    int64_t num_rows, num_in, num_out, num_threads, x_is_bf16, weight_type;
+};
+
 struct Kernels {
     const char* name;
+    void (*linear)(const LinearJob*);
     void (*attention)(const AttentionJob*);
     void (*norm)(const NormJob*);
     void (*silu)(const SiluJob*);
     void (*rotary)(const RotaryJob*);
 };
 
+constexpr int64_t STRIP = 32;  // columns of a weight
+constexpr int64_t GROUP = 32;  // inputs with a scale of their own, in int8
 constexpr int64_t SPLIT_KEYS = 256;  // a split of the keys begins at each multiple of this position
 constexpr int64_t PARTIAL_EXTRA = 16;  // floats of a partial row beside the values

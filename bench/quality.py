@@ -1,0 +1,129 @@
+"""What each precision costs in quality: perplexity and best tokens on the model's own chats.
+
+    python -m bench.quality --tokens 20000
+
+Answers are sampled from the model in float32 at temperature 0.8, and each precision then reads
+them: its perplexity, and how often its best token is float32's. Bytes are those of all matrices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from outrider.engine.batch import Batch, BatchItem
+from outrider.engine.block_pool import BLOCK_SIZE
+from outrider.engine.numerics import prepare_cpu
+from outrider.models.resolve import resolve
+
+if TYPE_CHECKING:
+    import torch
+
+    from outrider.engine.model import LlamaModel
+
+QUESTIONS = (
+    "How do vaccines work?",
+    "Write a short story about a lighthouse keeper.",
+    "Explain recursion to a child.",
+    "What is the capital of Australia, and what is it known for?",
+    "Write a Python function that reverses a linked list.",
+    "Sum up the plot of Romeo and Juliet.",
+    "Give me a recipe for tomato soup.",
+    "What causes tides?",
+    "A train travels 120 km in 2 hours. How far does it go in 5 hours?",
+    "Translate into French: The weather is nice today and we go to the park.",
+    "List ten ideas for a birthday party.",
+    "What is the difference between TCP and UDP?",
+    "Write a poem about autumn.",
+    "Who was Marie Curie?",
+    "Write an email asking my boss for two days of leave.",
+    "What are the pros and cons of solar power?",
+)
+PRECISIONS = ("bfloat16", "int8")
+MAX_TOKENS = 640
+TEMPERATURE = 0.8
+BLOCKS_EACH = 1024 // BLOCK_SIZE
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Sample, read with each precision, print a table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--tokens", type=int, default=20_000)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args(arguments)
+    prepare_cpu(options.threads)
+    from gateway.tokenizer import ModelTokenizer
+    from outrider.engine.model import LlamaModel
+
+    folder = resolve(options.model)
+    tokenizer = ModelTokenizer.load(folder)
+    prompts = [tokenizer.encode_chat([("user", text)]) for text in QUESTIONS]
+    exact = LlamaModel.load(folder)
+    texts: list[tuple[int, list[int]]] = []
+    seed = 0
+    while sum(len(text) - begin for begin, text in texts) < options.tokens:
+        texts += sample(exact, prompts, seed)
+        seed += 1
+    num_tokens = sum(len(text) - begin for begin, text in texts)
+    loss, best = read(exact, texts)
+    print(f"{num_tokens} tokens, sampled at temperature {TEMPERATURE}")
+    print("precision perplexity against-float32 best-token-agreement")
+    print(f"float32 {math.exp(loss):.4f}", flush=True)
+    for precision in PRECISIONS:
+        rounded_loss, rounded_best = read(LlamaModel.load(folder, precision), texts)
+        agreement = float((best == rounded_best).float().mean())
+        change = math.exp(rounded_loss - loss) - 1
+        print(f"{precision} {math.exp(rounded_loss):.4f} {change:+.2%} {agreement:.2%}", flush=True)
+
+
+def sample(
+    model: LlamaModel, prompts: list[list[int]], seed: int
+) -> Iterator[tuple[int, list[int]]]:
+    """(where the answer begins, ids of prompt and answer) of each prompt."""
+    import torch
+
+    from outrider.engine.runner import Runner
+
+    generator = torch.Generator().manual_seed(seed)
+    runner = Runner(model, BLOCKS_EACH * len(prompts))
+    texts = [list(prompt) for prompt in prompts]
+    tables = [[*range(BLOCKS_EACH * i, BLOCKS_EACH * (i + 1))] for i in range(len(prompts))]
+    items = [BatchItem(text, 0, table, 1) for text, table in zip(texts, tables, strict=True)]
+    running = list(range(len(texts)))
+    while running:
+        probs = torch.softmax(runner.forward(Batch(items)) / TEMPERATURE, -1)
+        drawn = torch.multinomial(probs, 1, generator=generator)[:, 0].tolist()
+        for i, token_id in zip(running, drawn, strict=True):
+            texts[i].append(token_id)
+        running = [
+            i
+            for i, token_id in zip(running, drawn, strict=True)
+            if token_id not in model.config.eos_token_ids
+            and len(texts[i]) < len(prompts[i]) + MAX_TOKENS
+        ]
+        items = [BatchItem(texts[i][-1:], len(texts[i]) - 1, tables[i], 1) for i in running]
+    return zip(map(len, prompts), texts, strict=True)
+
+
+def read(model: LlamaModel, texts: list[tuple[int, list[int]]]) -> tuple[float, torch.Tensor]:
+    """(mean negative log-probability of the answers' tokens, the best token at each)."""
+    import torch
+
+    from outrider.engine.runner import Runner
+
+    runner = Runner(model, BLOCKS_EACH)
+    losses, best = [], []
+    for begin, text in texts:
+        item = BatchItem(text[:-1], 0, list(range(BLOCKS_EACH)), len(text) - begin)
+        logits = runner.forward(Batch([item]))
+        targets = torch.tensor(text[begin:])
+        losses.append(torch.nn.functional.cross_entropy(logits, targets, reduction="none"))
+        best.append(logits.argmax(-1))
+    return float(torch.cat(losses).mean()), torch.cat(best)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+// Matrix products with weights and rows of bytes, in groups of inputs that each have a scale.
+//
+// Within a group sums are whole numbers; over the groups an element is one chain of multiply-adds in
+// their order. A row is rounded to bytes by its own values alone, so rows do not feel each other.
+// outrider_kernels/quantise.py has the same in plain torch.
+#pragma once
+
+#include "bytes.h"
+#include "linear.h"
+
+namespace {
+
+// Of a row.
+struct RowGroup {
+    int8_t values[GROUP];
+    float scale;
+    int32_t start;  // of the sums: takes back that weights are stored 128 too large
+};
+
+// Of a strip's weights: values of GROUP / 4 times (every column's next four inputs).
+struct WeightGroup {
+    uint8_t values[GROUP * STRIP];
+    bf16 scales[STRIP];
+};
+static_assert(sizeof(WeightGroup) == GROUP * STRIP + 2 * STRIP, "as Python packs it");
+
+constexpr int GROUPS_AHEAD = 8;  // asked for before their use, as in linear.h
+
+struct ByteProduct {
+    const LinearJob& job;
+    const RowGroup* x;
+    int64_t num_groups, x_stride;
+};
+
+template <class X>
+INLINE void round_group(const X* x, int count, RowGroup& out) {
+    constexpr int PARTS = GROUP / LANES;
+    Lanes values[PARTS], most = all(0.0f), spoilt = all(0.0f);
+    for (int i = 0; i < PARTS; i++) {
+        int left = count - i * LANES;
+        values[i] = left >= LANES ? load(x + i * LANES)
+                                  : left > 0 ? load_first(x + i * LANES, left) : all(0.0f);
+        most = max(most, max(values[i], all(0.0f) - values[i]));
+        spoilt = spoilt + (values[i] - values[i]);  // NaN if there is no number
+    }
+    float largest = max_of(most);
+    bool is_zero = !(largest > 1e-30f);
+    Lanes inverse = all(is_zero ? 0.0f : 127.0f / largest), total = all(0.0f);
+    for (int i = 0; i < PARTS; i++) {
+        Lanes shifted = values[i] * inverse + all(WHOLE);
+        store_bytes(out.values + i * LANES, shifted);
+        total = total + (shifted - all(WHOLE));
+    }
+    float no_number = sum(spoilt), whole = sum(total);
+    out.scale = (is_zero ? 0.0f : largest / 127.0f) + no_number;
+    out.start = no_number == 0.0f ? -128 * static_cast<int32_t>(whole) : 0;
+}
+
+template <class X>
+void round_rows(const LinearJob& job, RowGroup* to, int64_t num_groups, int64_t stride) {
+    const X* from = static_cast<const X*>(job.x);
+    for (int64_t row = 0; row < job.num_rows; row++, from += job.num_in, to += stride)
+        for (int64_t g = 0; g < num_groups; g++) {
+            int64_t left = job.num_in - g * GROUP;
+            round_group(from + g * GROUP, static_cast<int>(left < GROUP ? left : GROUP), to[g]);
+        }
+}
+
+template <int R>
+void byte_rows(const RowGroup* x, int64_t x_stride, const WeightGroup* strip, int num_groups,
+               float* out) {
+    for (int n = 0; n < STRIP_LANES; n += BYTE_STEP) {
+        Lanes sums[R][BYTE_STEP];
+        for (int r = 0; r < R; r++)
+            for (int m = 0; m < BYTE_STEP; m++) sums[r][m] = all(0.0f);
+        for (int g = 0; g < num_groups; g++) {
+            const WeightGroup& weights = strip[g];
+            const char* ahead = reinterpret_cast<const char*>(strip + g + GROUPS_AHEAD);
+            for (size_t byte = 0; byte < sizeof(WeightGroup); byte += 64)
+                __builtin_prefetch(ahead + byte);
+            Ints whole[R][BYTE_STEP];
+            for (int r = 0; r < R; r++)
+                for (int m = 0; m < BYTE_STEP; m++) whole[r][m] = all_ints(x[r * x_stride + g].start);
+            for (int i = 0; i < GROUP; i += 4) {
+                Quads quads[BYTE_STEP];
+                for (int m = 0; m < BYTE_STEP; m++)
+                    quads[m] = load_quads(weights.values + i * STRIP + 4 * LANES * (n + m));
+                for (int r = 0; r < R; r++) {
+                    int32_t four;
+                    std::memcpy(&four, x[r * x_stride + g].values + i, sizeof four);
+                    Factors row = factors(four);
+                    for (int m = 0; m < BYTE_STEP; m++)
+                        whole[r][m] = add_products(whole[r][m], quads[m], row);
+                }
+            }
+            for (int m = 0; m < BYTE_STEP; m++) {
+                Lanes scales = load(weights.scales + LANES * (n + m));
+                for (int r = 0; r < R; r++)
+                    sums[r][m] = fma(to_lanes(whole[r][m]), scales * all(x[r * x_stride + g].scale),
+                                     sums[r][m]);
+            }
+        }
+        for (int r = 0; r < R; r++)
+            for (int m = 0; m < BYTE_STEP; m++) store(out + r * STRIP + LANES * (n + m), sums[r][m]);
+    }
+}
+
+using ByteFunction = void (*)(const RowGroup*, int64_t, const WeightGroup*, int, float*);
+
+template <int R>
+struct ByteTable : ByteTable<R - 1> {
+    ByteTable() { this->functions[R] = byte_rows<R>; }
+};
+template <>
+struct ByteTable<0> {
+    ByteFunction functions[BYTE_ROWS + 1];
+};
+
+void byte_unit(const void* given, int64_t unit) {
+    static const ByteTable<BYTE_ROWS> table;
+    const ByteProduct& product = *static_cast<const ByteProduct*>(given);
+    const LinearJob& job = product.job;
+    const WeightGroup* strip = static_cast<const WeightGroup*>(job.weight) + unit * product.num_groups;
+    alignas(64) float sums[BYTE_ROWS * STRIP];
+    for (int64_t row = 0; row < job.num_rows; row += BYTE_ROWS) {
+        int count = static_cast<int>(job.num_rows - row < BYTE_ROWS ? job.num_rows - row : BYTE_ROWS);
+        table.functions[count](product.x + row * product.x_stride, product.x_stride, strip,
+                               static_cast<int>(product.num_groups), sums);
+        store_strip(job, unit, row, count, sums);
+    }
+}
+
+}  // namespace

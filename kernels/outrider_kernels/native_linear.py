@@ -1,0 +1,120 @@
+"""Matrix products in C++: csrc/linear.h, linear8.h. Any number of rows, none feels the others."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+
+import torch
+
+from outrider_kernels.native_library import Library, LinearJob, threads_for
+from outrider_kernels.quantise import GROUP, quantise_weight
+
+STRIP = 32
+"""Columns that lie together, as csrc/kernels.h has it."""
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
+"""WeightType there, by what strips are made of."""
+_COSTS = {torch.float32: (2.2, 0.17), torch.bfloat16: (1.3, 0.17), torch.uint8: (0.7, 0.08)}
+"""Of a weight: bringing it from memory, and using it for one row. In multiplications of
+`threads_for`, some 0.05 ns each; of the two the larger counts."""
+_PACKED_COLUMNS = 128 * STRIP
+"""Rounded to int8 at one time: the float32 copies in between stay small."""
+
+
+@dataclass(frozen=True, slots=True)
+class StripWeight:
+    """A matrix [in, out] in strips of columns."""
+
+    strips: torch.Tensor
+    """[strips, in, STRIP] of float32 or bfloat16; columns that the matrix does not have are zero.
+    For int8 [strips, groups, bytes], a group's as WeightGroup in csrc/linear8.h."""
+    num_in: int
+    num_out: int
+    dtype: torch.dtype
+    """Of the matrix that was packed, and of what is looked up."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes."""
+        return self.strips.nbytes
+
+
+def pack(weight: torch.Tensor) -> StripWeight:
+    """From [out, in], as checkpoints hold it; a copy."""
+    num_out, num_in = weight.shape
+    num_whole = num_out // STRIP
+    strips = weight.new_zeros(-(-num_out // STRIP), num_in, STRIP)
+    whole = weight[: num_whole * STRIP].view(num_whole, STRIP, num_in)
+    strips[:num_whole] = whole.transpose(1, 2)
+    if num_out % STRIP:
+        strips[-1, :, : num_out % STRIP] = weight[num_whole * STRIP :].t()
+    return StripWeight(strips, num_in, num_out, weight.dtype)
+
+
+def pack_int8(weight: torch.Tensor) -> StripWeight:
+    """The same, rounded to int8 in groups of inputs."""
+    num_out, num_in = weight.shape
+    num_groups = -(-num_in // GROUP)
+    num_strips, num_bytes = -(-num_out // STRIP), GROUP * STRIP
+    strips = torch.empty(num_strips, num_groups, num_bytes + 2 * STRIP, dtype=torch.uint8)
+    for begin in range(0, num_out, _PACKED_COLUMNS):
+        values, scales = quantise_weight(weight[begin : begin + _PACKED_COLUMNS])
+        padding = -values.shape[0] % STRIP
+        values = torch.cat([values, values.new_zeros(padding, *values.shape[1:])])
+        scales = torch.cat([scales, scales.new_zeros(padding, num_groups)])
+        shifted = values.view(torch.uint8) ^ 0x80  # 128 more
+        shifted = shifted.view(-1, STRIP, num_groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
+        part = strips[begin // STRIP :][: shifted.shape[0]]
+        part[..., :num_bytes] = shifted.reshape(-1, num_groups, num_bytes)
+        by_group = scales.view(-1, STRIP, num_groups).transpose(1, 2).contiguous()
+        part[..., num_bytes:] = by_group.view(torch.uint8)
+    return StripWeight(strips, num_in, num_out, weight.dtype)
+
+
+def lookup(weight: StripWeight, columns: torch.Tensor) -> torch.Tensor:
+    """The columns of the matrix, int64 [n], as rows: [n, in] in its dtype."""
+    strip, column = columns // STRIP, columns % STRIP
+    if weight.strips.dtype != torch.uint8:
+        return weight.strips[strip, :, column]
+    num_bytes = GROUP * STRIP
+    quads = weight.strips[..., :num_bytes].view(*weight.strips.shape[:2], GROUP // 4, STRIP, 4)
+    values = quads[strip, :, :, column].to(torch.float32) - 128.0  # [n, groups, GROUP / 4, 4]
+    scales = weight.strips[..., num_bytes:].view(torch.bfloat16)[strip, :, column]
+    rows = values.flatten(2) * scales.float()[..., None]
+    return rows.flatten(1)[:, : weight.num_in].to(weight.dtype)
+
+
+def linear(
+    library: Library, x: torch.Tensor, weight: StripWeight, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """x @ weight + bias for x [rows, in], bias float32 [out]; [rows, out] like x.
+
+    Sums are float32, and rounded once at the end. With int8 the rows are rounded to bytes as well,
+    each group of inputs by its largest. ValueError for another shape or dtype.
+    """
+    num_rows, num_out = x.shape[0], weight.num_out
+    if x.shape[1] != weight.num_in:
+        raise ValueError(f"{x.shape[1]} columns do not fit a weight with {weight.num_in} inputs")
+    if bias is not None and (bias.dtype != torch.float32 or bias.shape != (num_out,)):
+        raise ValueError(f"a bias of {list(bias.shape)} does not fit {num_out} columns")
+    weight_type = _TYPES.get(weight.strips.dtype)
+    if weight_type is None:
+        raise ValueError(f"weights must be float32, bfloat16 or int8, not {weight.strips.dtype}")
+    from_memory, use = _COSTS[weight.strips.dtype]
+    x = x.contiguous()
+    bias = None if bias is None else bias.contiguous()
+    out = torch.empty((num_rows, num_out), dtype=x.dtype)
+    job = LinearJob(
+        x=x.data_ptr(),
+        weight=weight.strips.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        out=out.data_ptr(),
+        num_rows=num_rows,
+        num_in=weight.num_in,
+        num_out=num_out,
+        num_threads=threads_for(int(weight.num_in * num_out * max(from_memory, num_rows * use))),
+        x_is_bf16=library.is_bf16(x),
+        weight_type=weight_type,
+    )
+    library.linear(library.kernels, ctypes.byref(job))
+    return out
