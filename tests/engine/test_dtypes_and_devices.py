@@ -106,17 +106,15 @@ def test_int8_takes_a_byte_for_each_weight(tmp_path: Path, kernels: str, tied_he
 
 
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_int8_keeps_the_best_token_of_the_real_model(smollm2_folder: Path, kernels: str) -> None:
-    """The logits' distance from float32's is a small part of their spread, text after text."""
+def test_int8_keeps_the_distribution_of_the_real_model(smollm2_folder: Path, kernels: str) -> None:
+    """Of the next token, within 0.02 nats of float32's on average, on plain text and on none."""
     prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
-    exact, rounded = (
-        LlamaModel.load(smollm2_folder),
-        LlamaModel.load(smollm2_folder, "int8", kernels=kernels),
-    )
+    exact = LlamaModel.load(smollm2_folder)
+    rounded = LlamaModel.load(smollm2_folder, "int8", kernels=kernels)
     for text in (prompt * 3, list(range(300, 360)), list(range(40, 4000, 60))):
-        expected, found = logits(exact, text), logits(rounded, text)
-        spread = expected.std(1, keepdim=True)
-        assert (((found - expected) / spread).square().mean().sqrt()) < 0.1
+        expected = torch.log_softmax(logits(exact, text), -1)
+        found = torch.log_softmax(logits(rounded, text), -1)
+        assert (expected.exp() * (expected - found)).sum(-1).mean() < 0.02
 
 
 def test_unknown_precisions_are_refused_by_name(tmp_path: Path) -> None:
