@@ -150,6 +150,13 @@ def test_a_cache_that_does_not_fit(model: Path) -> None:
     assert "MiB are free" in doctor.find("target memory", "problem")["text"]
 
 
+@pytest.mark.parametrize(("dtype", "mib"), [("float32", 8), ("bfloat16", 4), ("int8", 4)])
+def test_a_precision_says_what_its_cache_takes(model: Path, dtype: str, mib: int) -> None:
+    """In int8 it is bfloat16's."""
+    doctor = Doctor(model, f"--target-dtype={dtype}", "--target-kv-tokens=16384")
+    assert f"and {mib} MiB of cache for 16384 tokens" in doctor.find("target memory", "ok")["text"]
+
+
 @pytest.mark.parametrize(
     ("setting", "topic"),
     [
