@@ -32,7 +32,7 @@ from tests.support.in_process import Target, running_target
 from tests.support.relay import Relay
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import make_request, random_prompts, wait_for_drafters
-from tests.support.token_streams import assert_counts_balance, quiet_status
+from tests.support.token_streams import assert_counts_balance, quiet_status, slow_steps
 
 VOCAB_SIZE = 384
 EOS = 2
@@ -155,6 +155,7 @@ async def check_scripted(model: Path, count: int) -> None:
         ):
             await wait_for_drafters(target)
             counts: Counter[str] = Counter()
+            slow_steps(target, 0.004)  # so that drafts pay, however fast the machine
             watch_integrity(target, counts)
             drafter.behaviour = Drafting(source)
             await check_pool(target, relay, cases)
@@ -173,6 +174,7 @@ async def check_real(model: Path, count: int) -> None:
         running_target(model, drafters=relay.address, **SMALL) as target,
     ):
         await wait_for_drafters(target)
+        slow_steps(target, 0.012)  # the drafter's own steps take some of them
         watch_integrity(target, Counter())
         for first in range(0, count, 10):
             await check_pool(target, relay, cases[first : first + 10])
