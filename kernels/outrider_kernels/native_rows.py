@@ -22,11 +22,12 @@ def rms_norm(library: Library, x: torch.Tensor, weight: torch.Tensor, eps: float
     parts = x.shape[1] if x.dim() == 3 else 1
     if weight.dtype != torch.float32 or weight.numel() != parts * width or x.dim() > 3:
         raise ValueError(f"weights of {list(weight.shape)} do not fit {list(x.shape)}")
-    x = _with_dense_rows(x)
+    # Names keep copies alive until the call is over.
+    x, weight = _with_dense_rows(x), weight.contiguous()
     out = torch.empty(x.shape, dtype=x.dtype)
     job = NormJob(
         x=x.data_ptr(),
-        weight=weight.contiguous().data_ptr(),
+        weight=weight.data_ptr(),
         out=out.data_ptr(),
         stride=x.stride(0),
         num_rows=num_rows,

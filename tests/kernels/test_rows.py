@@ -152,6 +152,15 @@ def test_compiled_small_operations_pass_nan_on(operation: str, isa: str) -> None
     )
 
 
+@pytest.mark.parametrize("isa", IMPLEMENTATIONS)
+def test_norm_weights_may_lie_apart(isa: str) -> None:
+    """What is read is a copy that lives as long as the call."""
+    weights = torch.linspace(1, 2, 192)
+    x = torch.randn(20, 96, generator=torch.Generator().manual_seed(0))
+    apart = ops_of(isa).rms_norm(x, weights[::2], 1e-5)
+    assert torch.equal(apart, ops_of(isa).rms_norm(x, weights[::2].clone(), 1e-5))
+
+
 def test_small_operations_are_what_they_are_called() -> None:
     """Close to torch's own forms."""
     generator = torch.Generator().manual_seed(0)
