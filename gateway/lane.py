@@ -29,7 +29,7 @@ class Lane:
         waiting, limit = self._waiting_bytes, self._max_waiting_bytes
         if waiting and limit is not None and waiting + num_bytes > limit:
             raise Overloaded(
-                f"{waiting} bytes of long texts wait to be tokenized already", _RETRY_AFTER_S
+                f"{waiting} bytes of long texts wait for their turn already", _RETRY_AFTER_S
             )
         self._waiting_bytes += num_bytes
         try:
