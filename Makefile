@@ -15,7 +15,7 @@ PROMPTS ?= $(TEST_PROMPTS_JSONL)
 WITH ?=
 COMPOSE = docker compose -f compose/compose.yaml $(WITH:%=-f compose/compose.%.yaml)
 
-.PHONY: demo kernels-library test test-gateway test-slow bench-gateway check lint protos protos-check baseline filelist audit model clean up down logs
+.PHONY: demo kernels-library test test-kernels test-gateway test-slow bench-gateway check lint protos protos-check baseline filelist audit model clean up down logs
 .DEFAULT_GOAL := demo
 
 $(RUN): pyproject.toml constraints.txt
@@ -39,6 +39,10 @@ kernels-library: $(RUN)
 
 test: $(DEV) model kernels-library
 	$(BIN)/python -m pytest
+
+# The kernels of GPUs: compiled for real chips, and run by Triton's interpreter.
+test-kernels: $(DEV)
+	$(BIN)/python -m pytest tests/kernels/triton
 
 # All of the gateway's doors: gRPC, HTTP, keys, certificates, and clients that we did not write.
 test-gateway: $(DEV) model kernels-library

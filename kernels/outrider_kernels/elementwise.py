@@ -22,6 +22,13 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return (wide / mean_square.add_(eps).sqrt_()).mul_(weight).to(x.dtype)
 
 
+def add_rms_norm(
+    x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Add x to the residual, in place and rounded; the sum's norm. Both [rows, width]."""
+    return rms_norm(residual.add_(x), weight, eps)
+
+
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for gate_up [rows, 2 * width], the gate first; [rows, width]."""
     gate, up = gate_up.float().chunk(2, -1)
