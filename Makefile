@@ -1,8 +1,9 @@
 # Everything runs in .venv, made on first use from pyproject.toml and constraints.txt.
 PYTHON ?= python3
 BIN := .venv/bin
-# What runs, and on top of it what tests and checks need. Python compiles modules on first import,
-# which is a minute less of waiting than letting pip compile all of torch.
+# What runs, and on top of it what tests and checks need. Compiled is what the services import: that
+# is a minute less of waiting than letting pip compile all of torch. It is done here because some
+# machines forbid Python to do it on first import, and then every start takes three times as long.
 RUN := .venv/.installed
 DEV := .venv/.installed-dev
 PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
@@ -21,6 +22,7 @@ COMPOSE = docker compose -f compose/compose.yaml $(WITH:%=-f compose/compose.%.y
 $(RUN): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(PIP) -e '.[all]'
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python tools/compile_imports.py
 	touch $@
 
 $(DEV): $(RUN)

@@ -7,6 +7,9 @@ Who owns a block is the pool's matter; a slot that no sequence has written holds
 
 from __future__ import annotations
 
+import math
+import mmap
+
 import torch
 
 from outrider.engine.config import ModelConfig
@@ -26,7 +29,15 @@ class KVCache:
         shape = (num_blocks, block_size, config.num_kv_heads, config.head_dim)
         self.num_blocks = num_blocks
         self.block_size = block_size  # tokens
-        # One tensor a layer: zeros are not backed by memory before they are written.
         layers = range(config.num_layers)
-        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
-        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in layers]
+        self.keys = [_zeros(shape, dtype, device) for _ in layers]
+        self.values = [_zeros(shape, dtype, device) for _ in layers]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """Zeros that, on a CPU, take no memory before they are written; torch's own do at once."""
+    num_bytes = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not num_bytes:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    pages = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=dtype).view(shape)
