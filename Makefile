@@ -16,7 +16,7 @@ PROMPTS ?= $(TEST_PROMPTS_JSONL)
 WITH ?=
 COMPOSE = docker compose -f compose/compose.yaml $(WITH:%=-f compose/compose.%.yaml)
 
-.PHONY: demo kernels-library test test-kernels test-gateway test-slow bench-gateway check lint protos protos-check baseline filelist audit model clean up down logs
+.PHONY: demo kernels-library test test-kernels test-gateway test-slow bench-gateway bench-startup check lint protos protos-check baseline filelist audit model clean up down logs
 .DEFAULT_GOAL := demo
 
 $(RUN): pyproject.toml constraints.txt
@@ -56,6 +56,10 @@ test-gateway: $(DEV) model kernels-library
 bench-gateway: $(RUN) model
 	$(BIN)/python -m bench.gateway_overhead --seconds 9 --rounds 3
 	$(BIN)/python -m bench.idle_streams --seconds 9
+
+# From `outrider up` to ready and to a token, by service, and what each takes of memory.
+bench-startup: $(RUN) model kernels-library
+	$(BIN)/python -m bench.startup --starts 5
 
 test-slow: $(DEV) model kernels-library
 	@test -n "$(PROMPTS)" || echo "PROMPTS=file.jsonl is not given: the tests of sixty prompts are skipped"

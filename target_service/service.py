@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ from outrider.serving.device import DeviceThread
 from outrider.serving.handshake import MAX_FRAME_BYTES, protocol_version
 from outrider.serving.health import SetHealthy
 from outrider.serving.logs import configure_logging
+from outrider.serving.memory import give_back_memory
 from outrider.serving.metrics import make_registry
 from outrider.serving.server import run as run_loop
 from outrider.serving.server import serve
@@ -148,7 +150,7 @@ class TargetService:
         self._device.close()
 
     def _load(self) -> tuple[Runner, Identity]:
-        settings = self._settings
+        settings, begin_s = self._settings, time.monotonic()
         folder = resolve(settings.model)
         prepare_cpu(settings.threads or usable_cores())
         model = LlamaModel.load(folder, settings.dtype, settings.device, settings.kernels)
@@ -157,6 +159,7 @@ class TargetService:
         )
         each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
         num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
+        loaded_s = time.monotonic()
         runner = Runner(model, num_blocks, BLOCK_SIZE)
         runner.warm(str(folder))
         identity = Identity(
@@ -166,11 +169,14 @@ class TargetService:
             weights_fingerprint=model.weights_fingerprint,
             numerics_id=numerics_id(model),
         )
+        give_back_memory()
         log.info(
             "model loaded",
             model=identity.model_name,
             kv_tokens=num_blocks * BLOCK_SIZE,
             kv_mib=round(num_blocks * each / 2**20),
+            load_s=round(loaded_s - begin_s, 2),
+            warm_s=round(time.monotonic() - loaded_s, 2),
         )
         return runner, identity
 

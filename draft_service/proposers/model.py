@@ -33,6 +33,7 @@ from outrider.engine.sparse_probs import SparseProbs
 from outrider.models.resolve import display_name, resolve
 from outrider.serving.cores import usable_cores
 from outrider.serving.device import DeviceThread
+from outrider.serving.memory import give_back_memory
 from outrider.serving.settings import DraftSettings, SettingsError
 
 log = structlog.get_logger(__name__)
@@ -180,12 +181,14 @@ def _guess(row: torch.Tensor, chooser: TokenChooser, vocab_size: int, share: Sha
 
 
 def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
+    begin_s = time.monotonic()
     folder = resolve(settings.model)
     prepare_cpu(settings.threads or usable_cores())
     model = LlamaModel.load(folder, settings.dtype, settings.device, settings.kernels)
     each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
     size = PoolSize(tokens=settings.kv_tokens)
     num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
+    loaded_s = time.monotonic()
     runner = Runner(model, num_blocks, BLOCK_SIZE)
     runner.warm(str(folder))
     identity = ProposerIdentity(
@@ -195,5 +198,14 @@ def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
         weights_fingerprint=model.weights_fingerprint,
         token_table_hash=token_table_hash(folder),
         vocab_size=model.config.vocab_size,
+    )
+    give_back_memory()
+    log.info(
+        "model loaded",
+        model=identity.model,
+        kv_tokens=num_blocks * BLOCK_SIZE,
+        kv_mib=round(num_blocks * each / 2**20),
+        load_s=round(loaded_s - begin_s, 2),
+        warm_s=round(time.monotonic() - loaded_s, 2),
     )
     return runner, identity

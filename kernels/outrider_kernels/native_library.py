@@ -69,6 +69,12 @@ class RotaryJob(ctypes.Structure):
     )
 
 
+class PackJob(ctypes.Structure):
+    """Arguments of `pack`."""
+
+    _fields_ = _fields("weight strips", "num_in num_out is_bf16 weight_type")
+
+
 class Library:
     """The kernels for one instruction set; calls release the interpreter's lock."""
 
@@ -80,6 +86,7 @@ class Library:
         self.norm: Callable[[Any, Any], None] = _function(dll, "outrider_norm")
         self.silu: Callable[[Any, Any], None] = _function(dll, "outrider_silu")
         self.rotary: Callable[[Any, Any], None] = _function(dll, "outrider_rotary")
+        self.pack: Callable[[Any], None] = _function(dll, "outrider_pack", num_arguments=1)
 
     @staticmethod
     def is_bf16(*tensors: torch.Tensor) -> bool:
@@ -93,11 +100,11 @@ class Library:
         return dtype == torch.bfloat16
 
 
-def _function(dll: ctypes.CDLL, name: str) -> Callable[[Any, Any], None]:
+def _function(dll: ctypes.CDLL, name: str, num_arguments: int = 2) -> Callable[..., None]:
     function = getattr(dll, name)
-    function.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    function.argtypes = [ctypes.c_void_p] * num_arguments
     function.restype = None
-    found: Callable[[Any, Any], None] = function
+    found: Callable[..., None] = function
     return found
 
 

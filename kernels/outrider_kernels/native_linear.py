@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider_kernels.native_library import Library, LinearJob, threads_for
-from outrider_kernels.quantise import GROUP, quantise_weight
+from outrider_kernels.native_library import Library, LinearJob, PackJob, threads_for
+from outrider_kernels.quantise import GROUP
 
 STRIP = 32
 """Columns that lie together, as csrc/kernels.h has it."""
@@ -17,8 +17,6 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
 _COSTS = {torch.float32: (2.2, 0.17), torch.bfloat16: (1.3, 0.17), torch.uint8: (0.7, 0.08)}
 """Of a weight: bringing it from memory, and using it for one row. In multiplications of
 `threads_for`, some 0.05 ns each; of the two the larger counts."""
-_PACKED_COLUMNS = 128 * STRIP
-"""Rounded to int8 at one time: the float32 copies in between stay small."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,35 +37,25 @@ class StripWeight:
         return self.strips.nbytes
 
 
-def pack(weight: torch.Tensor) -> StripWeight:
-    """From [out, in], as checkpoints hold it; a copy."""
+def pack(library: Library, weight: torch.Tensor, *, int8: bool = False) -> StripWeight:
+    """From [out, in], as checkpoints hold it; a copy. int8: rounded in groups of inputs."""
     num_out, num_in = weight.shape
-    num_whole = num_out // STRIP
-    strips = weight.new_zeros(-(-num_out // STRIP), num_in, STRIP)
-    whole = weight[: num_whole * STRIP].view(num_whole, STRIP, num_in)
-    strips[:num_whole] = whole.transpose(1, 2)
-    if num_out % STRIP:
-        strips[-1, :, : num_out % STRIP] = weight[num_whole * STRIP :].t()
-    return StripWeight(strips, num_in, num_out, weight.dtype)
-
-
-def pack_int8(weight: torch.Tensor) -> StripWeight:
-    """The same, rounded to int8 in groups of inputs."""
-    num_out, num_in = weight.shape
-    num_groups = -(-num_in // GROUP)
-    num_strips, num_bytes = -(-num_out // STRIP), GROUP * STRIP
-    strips = torch.empty(num_strips, num_groups, num_bytes + 2 * STRIP, dtype=torch.uint8)
-    for begin in range(0, num_out, _PACKED_COLUMNS):
-        values, scales = quantise_weight(weight[begin : begin + _PACKED_COLUMNS])
-        padding = -values.shape[0] % STRIP
-        values = torch.cat([values, values.new_zeros(padding, *values.shape[1:])])
-        scales = torch.cat([scales, scales.new_zeros(padding, num_groups)])
-        shifted = values.view(torch.uint8) ^ 0x80  # 128 more
-        shifted = shifted.view(-1, STRIP, num_groups, GROUP // 4, 4).permute(0, 2, 3, 1, 4)
-        part = strips[begin // STRIP :][: shifted.shape[0]]
-        part[..., :num_bytes] = shifted.reshape(-1, num_groups, num_bytes)
-        by_group = scales.view(-1, STRIP, num_groups).transpose(1, 2).contiguous()
-        part[..., num_bytes:] = by_group.view(torch.uint8)
+    num_strips = -(-num_out // STRIP)
+    if int8:
+        shape = (num_strips, -(-num_in // GROUP), GROUP * STRIP + 2 * STRIP)
+        strips = torch.empty(shape, dtype=torch.uint8)
+    else:
+        strips = torch.empty((num_strips, num_in, STRIP), dtype=weight.dtype)
+    weight = weight.contiguous()
+    job = PackJob(
+        weight=weight.data_ptr(),
+        strips=strips.data_ptr(),
+        num_in=num_in,
+        num_out=num_out,
+        is_bf16=library.is_bf16(weight),
+        weight_type=_TYPES[strips.dtype],
+    )
+    library.pack(ctypes.byref(job))
     return StripWeight(strips, num_in, num_out, weight.dtype)
 
 

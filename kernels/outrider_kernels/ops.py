@@ -104,7 +104,7 @@ def native_ops(library: Library, *, int8: bool = False) -> Ops:
     return Ops(
         name=name,
         row_plan=None,
-        pack=native_linear.pack_int8 if int8 else native_linear.pack,
+        pack=partial(native_linear.pack, library, int8=int8),
         linear=partial(native_linear.linear, library),
         lookup=native_linear.lookup,
         rms_norm=partial(native_rows.rms_norm, library),

@@ -7,6 +7,7 @@ knows about paging, through the plan that comes with each step.
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -88,15 +89,17 @@ class LlamaModel:
         folder = Path(folder)
         place = parse_device(device)
         config = replace(ModelConfig.load(folder), num_tokens=num_tokens(folder))
-        tensors = load_weights(folder, parse_dtype(dtype), place)
-        fingerprint = weights_fingerprint(folder)
-        return LlamaModel(
-            config,
-            tensors,
-            weights_fingerprint=fingerprint,
-            kernels=kernels,
-            int8=dtype == "int8",
-        )
+        with ThreadPoolExecutor(1, "fingerprint") as beside:
+            hashing = beside.submit(weights_fingerprint, folder)
+            model = LlamaModel(
+                config,
+                load_weights(folder, parse_dtype(dtype), place),
+                weights_fingerprint="",
+                kernels=kernels,
+                int8=dtype == "int8",
+            )
+            model.weights_fingerprint = hashing.result()
+        return model
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty cache of the model's shape."""

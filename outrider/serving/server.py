@@ -27,6 +27,7 @@ from outrider.serving.channel import server_options
 from outrider.serving.health import Health, SetHealthy
 from outrider.serving.interceptors import ErrorInterceptor
 from outrider.serving.open_calls import OpenCalls
+from outrider.serving.process_age import process_age_s
 from outrider.serving.sockets import allow_many
 from outrider.serving.tls import ServerTls, server_credentials
 from outrider.serving.tls_settings import is_loopback
@@ -160,6 +161,7 @@ async def serve(service: Service, settings: ServerSettings, tracing: Tracing) ->
 
     Raises what `start` raises, and OSError for a taken port.
     """
+    imported_s = process_age_s()
     admin = (settings.metrics_host, settings.metrics_port) if settings.metrics_port >= 0 else None
     with _signals() as stop:
         try:
@@ -177,6 +179,8 @@ async def serve(service: Service, settings: ServerSettings, tracing: Tracing) ->
                     metrics_port=running.admin_port or None,
                     tls=service.tls is not None,
                     traced=tracing.enabled,
+                    imported_s=round(imported_s, 2),
+                    ready_s=round(process_age_s(), 2),
                 )
                 if service.tls is None and not is_loopback(settings.host):
                     log.warning("other machines can reach this port, and it has no TLS")

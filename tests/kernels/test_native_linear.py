@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from outrider_kernels import native_linear
+from outrider_kernels.native_linear import StripWeight
 from tests.support.implementations import IMPLEMENTATIONS, library, ops_of
 
 SHAPES = [(576, 960), (1536, 576), (100, 37), (7, 1), (1, 33)]
@@ -119,7 +120,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for wrong in (
         (torch.ones(2, 7), weight, bias),
         (x.double(), weight, bias),
-        (x, ops.pack(torch.ones(5, 8).half()), bias),
+        (x, StripWeight(torch.ones(1, 8, 32).half(), 8, 5, torch.float16), bias),
         (x, weight, torch.ones(4)),
         (x, weight, bias.bfloat16()),
     ):

@@ -46,6 +46,7 @@ void outrider_attention(const Kernels* kernels, const AttentionJob* job) { kerne
 void outrider_norm(const Kernels* kernels, const NormJob* job) { kernels->norm(job); }
 void outrider_silu(const Kernels* kernels, const SiluJob* job) { kernels->silu(job); }
 void outrider_rotary(const Kernels* kernels, const RotaryJob* job) { kernels->rotary(job); }
+void outrider_pack(const PackJob* job) { pack(*job); }
 
 }  // extern "C"
 #pragma GCC visibility pop

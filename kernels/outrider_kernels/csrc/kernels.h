@@ -67,6 +67,16 @@ struct LinearJob {
     int64_t num_rows, num_in, num_out, num_threads, x_is_bf16, weight_type;
 };
 
+// A checkpoint's matrix [num_out, num_in], float32 or bfloat16, to what LinearJob has as weight: of
+// the same numbers, or of int8.
+struct PackJob {
+    const void* weight;
+    void* strips;
+    int64_t num_in, num_out, is_bf16, weight_type;
+};
+
+void pack(const PackJob& job);
+
 struct Kernels {
     const char* name;
     void (*linear)(const LinearJob*);
