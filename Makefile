@@ -12,11 +12,13 @@ export HF_HUB_OFFLINE := 1
 export TOKENIZERS_PARALLELISM := false
 # What the longest tests ask: JSON lines of {"turns": ["..."]}, such as Spec-Bench's. Not shipped.
 PROMPTS ?= $(TEST_PROMPTS_JSONL)
+# Options of a bench, as in `make bench-peers BENCH=--quick`.
+BENCH ?=
 # Overrides of compose/compose.yaml, by name: `make up WITH="apps ui"`. See docs/deploy.md.
 WITH ?=
 COMPOSE = docker compose -f compose/compose.yaml $(WITH:%=-f compose/compose.%.yaml)
 
-.PHONY: demo kernels-library test test-kernels test-gateway test-slow bench-gateway bench-startup check lint protos protos-check baseline filelist audit model clean up down logs
+.PHONY: demo kernels-library test test-kernels test-gateway test-slow bench-gateway bench-startup bench-step bench-peers bench-throughput check lint protos protos-check baseline filelist audit model clean up down logs
 .DEFAULT_GOAL := demo
 
 $(RUN): pyproject.toml constraints.txt
@@ -60,6 +62,18 @@ bench-gateway: $(RUN) model
 # From `outrider up` to ready and to a token, by service, and what each takes of memory.
 bench-startup: $(RUN) model kernels-library
 	$(BIN)/python -m bench.startup --starts 5
+
+# A step by precision and rows, beside what memory allows: under three minutes.
+bench-step: $(RUN) model kernels-library
+	$(BIN)/python -m bench.step $(BENCH)
+
+# One stream, then many, beside other engines, which are installed under out/peers at the first use.
+# BENCH=--quick is a form of under four minutes.
+bench-peers: $(DEV) model kernels-library
+	$(BIN)/python -m bench.single_stream $(BENCH)
+
+bench-throughput: $(DEV) model kernels-library
+	$(BIN)/python -m bench.throughput $(BENCH)
 
 test-slow: $(DEV) model kernels-library
 	@test -n "$(PROMPTS)" || echo "PROMPTS=file.jsonl is not given: the tests of sixty prompts are skipped"

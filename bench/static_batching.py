@@ -24,37 +24,15 @@ from outrider.serving.cores import usable_cores
 THREADS = usable_cores()
 prepare_cpu(THREADS)  # before anything imports torch
 
-from outrider.engine.block_pool import BLOCK_SIZE, BlockPool  # noqa: E402
+from bench.engine_loop import EngineLoop, Job  # noqa: E402
+from outrider.engine.block_pool import BLOCK_SIZE  # noqa: E402
 from outrider.engine.model import LlamaModel  # noqa: E402
 from outrider.engine.runner import Runner  # noqa: E402
 from outrider.models.resolve import resolve  # noqa: E402
-from protos.outrider.v1 import sampling_pb2, target_pb2  # noqa: E402
-from target_service.admission import Door, Limits  # noqa: E402
-from target_service.draft_tail import DraftTotals  # noqa: E402
-from target_service.request import Piece, Request  # noqa: E402
-from target_service.scheduler import Scheduler  # noqa: E402
-from target_service.verifier import Failure, Verifier  # noqa: E402
-from target_service.window import StepCost  # noqa: E402
-
-Job = tuple[list[int], int]
-"""A prompt and how many tokens to make."""
+from target_service.request import Request  # noqa: E402
 
 PLACES = 16
 STEP_TOKENS = 512
-
-
-@dataclass
-class Sink:
-    """Takes tokens and forgets them."""
-
-    full: bool = False
-
-    def put(self, piece: Piece) -> None:
-        """Nothing to do."""
-
-    def fail(self, error: Exception) -> None:
-        """A run with an error is no measurement."""
-        raise error
 
 
 @dataclass
@@ -76,11 +54,8 @@ class Bench:
     """A model, and the same requests again and again."""
 
     def __init__(self, model: str, num_requests: int) -> None:
-        self.runner = Runner(LlamaModel.load(resolve(model)), 1024, BLOCK_SIZE)
-        config = self.runner.model.config
-        limits = Limits(config.max_model_len, BLOCK_SIZE, num_requests, 0, 0, 0.0)
-        self.door = Door(config, limits, StepCost(), DraftTotals())
-        self.verifier = Verifier(self.runner)
+        runner = Runner(LlamaModel.load(resolve(model)), 1024, BLOCK_SIZE)
+        self.loop = EngineLoop(runner, num_requests)
         rng = random.Random(0)
         # Most texts are short and a few are long, as in service.
         self.jobs: list[Job] = [
@@ -91,28 +66,13 @@ class Bench:
             for _ in range(num_requests)
         ]
 
-    def requests(self, jobs: list[Job]) -> list[Request]:
-        """Fresh ones; greedy, each to its own cap."""
-        made = []
-        for prompt, max_tokens in jobs:
-            message = target_pb2.TokenRequest(
-                token_ids=prompt,
-                sampling=sampling_pb2.SamplingParams(temperature=0.0),
-                stopping=sampling_pb2.StoppingParams(max_tokens=max_tokens, ignore_eos=True),
-                speculation=sampling_pb2.SpeculationParams(
-                    mode=sampling_pb2.SpeculationParams.MODE_OFF
-                ),
-            )
-            made += self.door.admit(message, self.door.check(message), Sink())
-        return made
-
     def continuous(self) -> Result:
         """A place that becomes free is taken at the next step."""
-        return self._run([self.requests(self.jobs)], None)
+        return self._run([self.loop.admit(self.jobs)], None)
 
     def trimmed(self) -> Result:
         """Batches of PLACES in order of arrival, each to its end."""
-        batches = [self.requests(jobs) for jobs in self._batches()]
+        batches = [self.loop.admit(jobs) for jobs in self._batches()]
         return self._run(batches, [sum(request.max_len for request in batch) for batch in batches])
 
     def padded(self) -> Result:
@@ -120,7 +80,7 @@ class Bench:
         batches, reserved = [], []
         for jobs in self._batches():
             longest = max(cap for _, cap in jobs)
-            batches.append(self.requests([(prompt, longest) for prompt, _ in jobs]))
+            batches.append(self.loop.admit([(prompt, longest) for prompt, _ in jobs]))
             reserved.append(len(jobs) * (max(len(prompt) for prompt, _ in jobs) + longest))
         result = self._run(batches, reserved)
         result.num_tokens = sum(cap for _, cap in self.jobs)
@@ -134,38 +94,15 @@ class Bench:
         result = Result(0.0, 0)
         started = time.perf_counter()
         for i, batch in enumerate(batches):
-            scheduler = Scheduler(
-                BlockPool(1024, BLOCK_SIZE),
-                max_sequences=PLACES,
-                step_tokens=STEP_TOKENS,
-                max_waiting=len(batch),
-                prefix_cache=False,
-            )
-            for request in batch:
-                scheduler.add(request)
+            scheduler = self.loop.scheduler(batch, PLACES, STEP_TOKENS)
             while scheduler.running or scheduler.waiting:
-                self._step(scheduler, result)
+                result.num_tokens += self.loop.step(scheduler)
                 held = sum(request.sequence.num_computed for request in scheduler.running)
                 slots = reserved[i] if reserved else scheduler.pool.num_used * BLOCK_SIZE
                 if slots:
                     result.waste.append(1 - held / slots)
         result.seconds = time.perf_counter() - started
         return result
-
-    def _step(self, scheduler: Scheduler, result: Result) -> None:
-        plan = scheduler.plan(lambda request: [])
-        outcomes = self.verifier.run(plan)
-        for share, item, outcome in zip(plan.shares, plan.batch.items, outcomes, strict=True):
-            sequence = share.request.sequence
-            if outcome is None:
-                scheduler.commit(share.request, item.end)
-                continue
-            assert not isinstance(outcome, Failure), outcome
-            sequence.token_ids.extend(outcome.tokens)
-            result.num_tokens += len(outcome.tokens)
-            scheduler.commit(share.request, sequence.num_tokens - 1)
-            if sequence.num_tokens >= share.request.max_len:
-                scheduler.remove(share.request)
 
 
 def main() -> None:

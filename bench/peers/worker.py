@@ -1,0 +1,103 @@
+"""A worker process from its parent's end: starts it, asks it, and looks at how busy it is."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.peers.lines import Answer
+
+STOP_TIMEOUT_S = 60.0
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+class WorkerFailed(Exception):
+    """It ended; the message has its last words."""
+
+
+class Worker:
+    """One engine in a process of its own, alive until it is closed."""
+
+    def __init__(
+        self, command: Sequence[str], log: Path, environment: Mapping[str, str] | None = None
+    ) -> None:
+        """Raises WorkerFailed when it ends before it can be asked. `environment` is added."""
+        self._log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("wb") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, **(environment or {})},
+            )
+        self.name: str = self._read()["name"]
+
+    def ask(self, prompts: Sequence[Sequence[int]], num_tokens: int) -> Answer:
+        """All prompts at once. Raises WorkerFailed, also for answers of another length."""
+        assert self._process.stdin is not None
+        question = {"prompts": prompts, "num_tokens": num_tokens}
+        try:
+            print(json.dumps(question), file=self._process.stdin, flush=True)
+        except BrokenPipeError:
+            raise self._failed() from None
+        answer = Answer(**self._read())
+        lengths = [len(text) for text in answer.texts]
+        if lengths != [num_tokens] * len(prompts):
+            raise WorkerFailed(f"{self.name} made {lengths} tokens, {num_tokens} each were asked")
+        return answer
+
+    @property
+    def cpu_s(self) -> float:
+        """Seconds that it and its children have computed."""
+        return tree_cpu_s(self._process.pid)
+
+    def close(self) -> None:
+        """End it."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process.stdout.close()
+
+    def _read(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise self._failed()
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def _failed(self) -> WorkerFailed:
+        status = self._process.wait()
+        self.close()
+        said = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing"]
+        return WorkerFailed(f"it ended with status {status} and said: {said[0]}")
+
+
+def tree_cpu_s(pid: int) -> float:
+    """Seconds of processor time of a process and all that descend from it and live."""
+    parents: dict[int, int] = {}
+    ticks: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        one = int(stat.parent.name)
+        parents[one], ticks[one] = int(fields[1]), int(fields[11]) + int(fields[12])
+    tree = {pid}
+    while more := {one for one, parent in parents.items() if parent in tree} - tree:
+        tree |= more
+    return sum(ticks.get(one, 0) for one in tree) * _TICK_S
