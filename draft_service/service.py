@@ -88,7 +88,9 @@ class DraftService:
         self._metrics.attach(self._servicer, loop, capacity, records)
         self._loop_task = asyncio.create_task(loop.run(), name="draft loop")
         self._loop_task.add_done_callback(self._on_loop_end)
-        model = {"model": identity.model} if identity.model else {}
+        model = {}
+        if identity.model:
+            model = {"model": identity.model, "precision": identity.precision}
         log.info("drafting", proposer=identity.proposer, **model, instance=name)
 
     def register(self, server: grpc.aio.Server) -> None:

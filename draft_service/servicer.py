@@ -128,6 +128,7 @@ class DraftServicer(draft_pb2_grpc.DraftServicer):
         return draft_pb2.DraftGetStatusResponse(
             model=identity.model,
             weights_fingerprint=identity.weights_fingerprint,
+            precision=identity.precision,
             proposer=identity.proposer,
             load=self._load(),
             streams=self.num_streams,

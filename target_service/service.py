@@ -168,11 +168,13 @@ class TargetService:
             token_table_hash=token_table_hash(folder),
             weights_fingerprint=model.weights_fingerprint,
             numerics_id=numerics_id(model),
+            precision=model.precision,
         )
         give_back_memory()
         log.info(
             "model loaded",
             model=identity.model_name,
+            precision=identity.precision,
             kv_tokens=num_blocks * BLOCK_SIZE,
             kv_mib=round(num_blocks * each / 2**20),
             load_s=round(loaded_s - begin_s, 2),

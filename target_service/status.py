@@ -29,6 +29,8 @@ class Identity:
     token_table_hash: bytes
     weights_fingerprint: str
     numerics_id: str
+    precision: str
+    """Of its weights: a setting's dtype, never "auto"."""
 
 
 def wasted_slots(scheduler: Scheduler) -> int:
@@ -76,6 +78,7 @@ class StatusReporter:
             token_table_hash=identity.token_table_hash,
             weights_fingerprint=identity.weights_fingerprint,
             numerics_id=identity.numerics_id,
+            precision=identity.precision,
             vocab_size=self._model.vocab_size,
             max_model_len=self._limits.max_model_len,
             max_draft_tokens=self._limits.max_draft_tokens,

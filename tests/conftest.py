@@ -20,9 +20,36 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 
+from tests.support import precision
 from tests.support.certificates import Authority
 
 SMOLLM2 = "smollm2-135m-instruct"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--dtype`: every test whose models may have any precision runs in this one."""
+    choices = ("float32", "bfloat16", "int8")
+    parser.addoption("--dtype", choices=choices, help="precision of models that may have any")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Before any module is imported, so that its constants can follow."""
+    if config.getoption("dtype"):
+        os.environ[precision.VARIABLE] = config.getoption("dtype")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests of `each_dtype` run in all of them, or in the one of `--dtype`."""
+    if "each_dtype" in metafunc.fixturenames:
+        one = metafunc.config.getoption("dtype")
+        metafunc.parametrize("each_dtype", (one,) if one else precision.EACH, indirect=True)
+
+
+@pytest.fixture
+def each_dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """One precision after the other, for models that the test starts itself."""
+    monkeypatch.setenv(precision.VARIABLE, request.param)
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -196,6 +196,7 @@ def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
         max_len=min(model.config.max_model_len, num_blocks * BLOCK_SIZE),
         model=display_name(settings.model),
         weights_fingerprint=model.weights_fingerprint,
+        precision=model.precision,
         token_table_hash=token_table_hash(folder),
         vocab_size=model.config.vocab_size,
     )

@@ -15,6 +15,7 @@ from outrider.cli.finding import Finding, ok, problem, warning
 from outrider.engine.block_pool import BLOCK_SIZE
 from outrider.engine.config import ModelConfig
 from outrider.engine.memory import DoesNotFit, PoolSize, block_bytes, free_host_bytes
+from outrider.engine.precision import choose_precision
 from outrider.engine.weight_files import weight_files
 from outrider.model_error import ModelError
 from outrider.models import catalogue, store
@@ -23,7 +24,9 @@ from outrider.models.hub import TOKENIZER_FILES, WEIGHT_FILES, HubModel
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
 WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0625}
-"""Of a parameter; int8 has scales, and a table that is no head as well stays bfloat16."""
+"""Of a parameter; int8 has scales."""
+TABLE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 2.0}
+"""Of one in a table that is not the head as well; it is looked up and never multiplied."""
 CACHE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2}
 MIB = 2**20
 
@@ -79,8 +82,8 @@ def _check(
     except ModelError as error:
         yield problem(f"{service} device", str(error), f"set [{service}] device")
         return
-    weights = math.ceil(parameters * WEIGHT_BYTES[settings.dtype])
-    yield _memory(service, config, weights, pool, CACHE_BYTES[settings.dtype], free)
+    precision = choose_precision(settings.dtype, settings.device)
+    yield _memory(service, config, parameters, pool, precision, free)
 
 
 def free_bytes_of(device: str) -> int:
@@ -157,24 +160,29 @@ def count_parameters(path: Path) -> int:
 def _memory(
     service: str,
     config: ModelConfig,
-    weights: int,
+    parameters: int,
     pool: PoolSize,
-    element_bytes: int,
+    precision: str,
     free: int,
 ) -> Finding:
     topic = f"{service} memory"
+    table = 0 if config.tied_head else config.vocab_size * config.hidden_size
+    weights = math.ceil(
+        (parameters - table) * WEIGHT_BYTES[precision] + table * TABLE_BYTES[precision]
+    )
     advice = f"free memory, take a smaller model, or set [{service}] kv_tokens lower"
     if weights > free:
         text = f"the weights need {weights / MIB:.0f} MiB, {free / MIB:.0f} MiB are free"
         return problem(topic, text, advice)
-    per_block = block_bytes(config, BLOCK_SIZE, element_bytes)
+    per_block = block_bytes(config, BLOCK_SIZE, CACHE_BYTES[precision])
     try:
         num_blocks = pool.num_blocks(per_block, BLOCK_SIZE, free - weights)
     except DoesNotFit as error:
         return problem(topic, f"behind {weights / MIB:.0f} MiB of weights {error}", advice)
     text = (
-        f"{weights / MIB:.0f} MiB of weights and {num_blocks * per_block / MIB:.0f} MiB of cache "
-        f"for {num_blocks * BLOCK_SIZE} tokens; {free / MIB:.0f} MiB are free"
+        f"{weights / MIB:.0f} MiB of weights in {precision} and "
+        f"{num_blocks * per_block / MIB:.0f} MiB of cache for {num_blocks * BLOCK_SIZE} tokens; "
+        f"{free / MIB:.0f} MiB are free"
     )
     if weights + num_blocks * per_block > 0.9 * free:
         return warning(topic, text, advice)

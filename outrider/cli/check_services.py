@@ -223,7 +223,8 @@ def _ask_draft(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
     except grpc.RpcError as error:
         yield _no_status(topic, error)
         return
-    what = f"{status.proposer} proposer{f' with {status.model}' if status.model else ''}"
+    model = f" with {status.model} in {status.precision}" if status.model else ""
+    what = f"{status.proposer} proposer{model}"
     load = f"{status.streams} targets, {status.load.sessions} of {status.load.capacity} sequences"
     yield ok(topic, f"{status.state}: {what}, {load}")
 

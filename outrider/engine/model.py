@@ -19,6 +19,7 @@ from outrider.engine.fingerprints import num_tokens, weights_fingerprint
 from outrider.engine.kv_cache import KVCache
 from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
 from outrider.engine.numerics import choose_row_plan
+from outrider.engine.precision import choose_precision
 from outrider.engine.weights import load_weights
 from outrider_kernels.ops import Ops, Plan, Weight, select_ops
 
@@ -61,7 +62,7 @@ class LlamaModel:
         """Of activations and cache, and of weights unless they are int8; sums, norms, softmax and
         logits are float32."""
         self.precision = "int8" if int8 else str(self.dtype).removeprefix("torch.")
-        """What was asked for as dtype."""
+        """The dtype by its name in settings, never "auto"."""
         self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
         self._final_norm = reader.take("model.norm.weight", config.hidden_size)
         if config.tied_head:
@@ -85,8 +86,12 @@ class LlamaModel:
     def load(
         folder: Path | str, dtype: str = "float32", device: str = "cpu", kernels: str = "auto"
     ) -> LlamaModel:
-        """Read a model folder; ModelError says what is missing or not supported."""
+        """Read a model folder; ModelError says what is missing or not supported.
+
+        dtype: "auto" (see `choose_precision`), "float32", "bfloat16" or "int8".
+        """
         folder = Path(folder)
+        dtype = choose_precision(dtype, device)
         place = parse_device(device)
         config = replace(ModelConfig.load(folder), num_tokens=num_tokens(folder))
         with ThreadPoolExecutor(1, "fingerprint") as beside:

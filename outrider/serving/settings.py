@@ -35,7 +35,7 @@ OTHER_VARIABLES = {
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-DTYPES = ("float32", "bfloat16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "int8")
 KERNELS = ("auto", "torch")
 
 
@@ -170,8 +170,9 @@ class TargetSettings(_Checked):
         "smollm2-135m-instruct", "A name, a folder, a .gguf file, or org/name[@revision] on a hub."
     )
     dtype: str = setting(
-        "float32",
-        "float32; bfloat16, half of it; or int8: weights a quarter, the cache bfloat16.",
+        "auto",
+        "float32; bfloat16, half of it; int8: weights a quarter, the cache bfloat16; or auto: int8 "
+        "on a CPU, bfloat16 on a GPU.",
         choices=DTYPES,
     )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
@@ -232,7 +233,7 @@ class DraftSettings(_Checked):
     proposer: str = setting("ngram", "How it guesses: ngram or model.", choices=("ngram", "model"))
     model: str = setting("", "The model proposer's; see the target's.")
     dtype: str = setting(
-        "float32", "Of the model's weights and cache; see the target's.", choices=DTYPES
+        "auto", "Of the model's weights and cache; see the target's.", choices=DTYPES
     )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
     kernels: str = setting("auto", "What computes the model; see the target's.", choices=KERNELS)

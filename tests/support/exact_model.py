@@ -13,6 +13,7 @@ import numpy as np
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
+from tests.support.precision import chosen_dtype
 
 _NUM_BLOCKS = 8
 
@@ -21,7 +22,7 @@ class ExactModel:
     """One model, asked one text at a time; answers are remembered."""
 
     def __init__(self, folder: Path) -> None:
-        self._runner = Runner(LlamaModel.load(folder), _NUM_BLOCKS)
+        self._runner = Runner(LlamaModel.load(folder, chosen_dtype()), _NUM_BLOCKS)
         self._rows: dict[tuple[int, ...], np.ndarray] = {}
 
     def logits(self, history: Sequence[int]) -> np.ndarray:

@@ -15,6 +15,7 @@ from outrider.serving.tls import ClientTls
 from outrider.serving.tracing import Tracing
 from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 from target_service.service import TargetService
+from tests.support.precision import chosen_dtype
 
 HOST = "127.0.0.1"
 
@@ -101,7 +102,7 @@ async def running_target(
 
     admin: serve metrics over HTTP too. tls: how the test itself asks.
     """
-    chosen = {"threads": 1, "kv_tokens": 4096} | settings
+    chosen = {"threads": 1, "kv_tokens": 4096, "dtype": chosen_dtype()} | settings
     service = TargetService(
         TargetSettings(port=0, model=str(model), drafters=drafters, **chosen),  # type: ignore[arg-type]
         tracing,

@@ -168,7 +168,7 @@ class DraftGetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class DraftGetStatusResponse(_message.Message):
-    __slots__ = ("model", "weights_fingerprint", "proposer", "load", "streams", "proposed_tokens", "pool", "instance_id", "compute_s", "state")
+    __slots__ = ("model", "weights_fingerprint", "proposer", "load", "streams", "proposed_tokens", "pool", "instance_id", "compute_s", "state", "precision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     PROPOSER_FIELD_NUMBER: _ClassVar[int]
@@ -179,6 +179,7 @@ class DraftGetStatusResponse(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_S_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     model: str
     weights_fingerprint: str
     proposer: str
@@ -189,4 +190,5 @@ class DraftGetStatusResponse(_message.Message):
     instance_id: str
     compute_s: float
     state: str
-    def __init__(self, model: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., proposer: _Optional[str] = ..., load: _Optional[_Union[_target_pb2.DrafterLoad, _Mapping]] = ..., streams: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., pool: _Optional[_Union[_target_pb2.BlockPoolStatus, _Mapping]] = ..., instance_id: _Optional[str] = ..., compute_s: _Optional[float] = ..., state: _Optional[str] = ...) -> None: ...
+    precision: str
+    def __init__(self, model: _Optional[str] = ..., weights_fingerprint: _Optional[str] = ..., proposer: _Optional[str] = ..., load: _Optional[_Union[_target_pb2.DrafterLoad, _Mapping]] = ..., streams: _Optional[int] = ..., proposed_tokens: _Optional[int] = ..., pool: _Optional[_Union[_target_pb2.BlockPoolStatus, _Mapping]] = ..., instance_id: _Optional[str] = ..., compute_s: _Optional[float] = ..., state: _Optional[str] = ..., precision: _Optional[str] = ...) -> None: ...

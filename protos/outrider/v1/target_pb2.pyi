@@ -68,7 +68,7 @@ class TargetGetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class TargetGetStatusResponse(_message.Message):
-    __slots__ = ("model", "token_table_hash", "weights_fingerprint", "numerics_id", "vocab_size", "max_model_len", "max_draft_tokens", "state", "load", "pool", "drafters", "speculation", "instance_id", "eos_token_ids", "max_waiting")
+    __slots__ = ("model", "token_table_hash", "weights_fingerprint", "numerics_id", "vocab_size", "max_model_len", "max_draft_tokens", "state", "load", "pool", "drafters", "speculation", "instance_id", "eos_token_ids", "max_waiting", "precision")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     TOKEN_TABLE_HASH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
@@ -84,6 +84,7 @@ class TargetGetStatusResponse(_message.Message):
     INSTANCE_ID_FIELD_NUMBER: _ClassVar[int]
     EOS_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     MAX_WAITING_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     model: str
     token_table_hash: bytes
     weights_fingerprint: str
@@ -99,7 +100,8 @@ class TargetGetStatusResponse(_message.Message):
     instance_id: str
     eos_token_ids: _containers.RepeatedScalarFieldContainer[int]
     max_waiting: int
-    def __init__(self, model: _Optional[str] = ..., token_table_hash: _Optional[bytes] = ..., weights_fingerprint: _Optional[str] = ..., numerics_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., state: _Optional[str] = ..., load: _Optional[_Union[TargetLoad, _Mapping]] = ..., pool: _Optional[_Union[BlockPoolStatus, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterStatus, _Mapping]]] = ..., speculation: _Optional[_Union[SpeculationTotals, _Mapping]] = ..., instance_id: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_waiting: _Optional[int] = ...) -> None: ...
+    precision: str
+    def __init__(self, model: _Optional[str] = ..., token_table_hash: _Optional[bytes] = ..., weights_fingerprint: _Optional[str] = ..., numerics_id: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_model_len: _Optional[int] = ..., max_draft_tokens: _Optional[int] = ..., state: _Optional[str] = ..., load: _Optional[_Union[TargetLoad, _Mapping]] = ..., pool: _Optional[_Union[BlockPoolStatus, _Mapping]] = ..., drafters: _Optional[_Iterable[_Union[DrafterStatus, _Mapping]]] = ..., speculation: _Optional[_Union[SpeculationTotals, _Mapping]] = ..., instance_id: _Optional[str] = ..., eos_token_ids: _Optional[_Iterable[int]] = ..., max_waiting: _Optional[int] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class TargetLoad(_message.Message):
     __slots__ = ("running", "waiting", "started", "finished", "failed", "cancelled", "refused", "steps", "generated_tokens", "preemptions", "last_step_s", "prefilled_tokens")
