@@ -150,11 +150,36 @@ def test_a_cache_that_does_not_fit(model: Path) -> None:
     assert "MiB are free" in doctor.find("target memory", "problem")["text"]
 
 
-@pytest.mark.parametrize(("dtype", "mib"), [("float32", 8), ("bfloat16", 4), ("int8", 4)])
-def test_a_precision_says_what_its_cache_takes(model: Path, dtype: str, mib: int) -> None:
-    """In int8 it is bfloat16's."""
-    doctor = Doctor(model, f"--target-dtype={dtype}", "--target-kv-tokens=16384")
-    assert f"and {mib} MiB of cache for 16384 tokens" in doctor.find("target memory", "ok")["text"]
+@pytest.mark.parametrize(
+    ("flags", "precision", "mib"),
+    [
+        (["--target-dtype=float32"], "float32", 8),
+        (["--target-dtype=bfloat16"], "bfloat16", 4),
+        (["--target-dtype=int8"], "int8", 4),
+        ([], "int8", 4),
+    ],
+)
+def test_a_precision_says_what_its_cache_takes(
+    model: Path, flags: list[str], precision: str, mib: int
+) -> None:
+    """In int8 it is bfloat16's; without a word it is int8."""
+    doctor = Doctor(model, *flags, "--target-kv-tokens=16384")
+    text = doctor.find("target memory", "ok")["text"]
+    assert f"of weights in {precision} and {mib} MiB of cache for 16384 tokens" in text
+
+
+def test_a_table_that_is_no_head_is_counted_as_bfloat16(tmp_path: Path) -> None:
+    """In int8, where it is only looked up: the estimate is what the loaded model takes."""
+    from outrider.engine.model import LlamaModel
+
+    folder = make_tiny_model(tmp_path, vocab_size=49152, tied_head=False)
+    text = Doctor(folder, "--target-dtype=int8").find("target memory", "ok")["text"]
+    model = LlamaModel.load(folder, "int8")
+    parts = [part for layer in model._layers
+             for part in (layer.qkv, layer.attention_out, layer.gate_up, layer.down)]  # fmt: skip
+    sizes = [part.weight.nbytes for part in (*parts, model._head)]
+    taken = sum(sizes) + model._embedding.nbytes
+    assert f"{taken / 2**20:.0f} MiB of weights" in text
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from tests.support.draft_stream import (
     open_stream,
     run_draft_service,
 )
+from tests.support.precision import chosen_dtype
 from tests.support.tiny_models import make_tiny_model
 
 VOCAB = 384
@@ -53,7 +54,7 @@ class SlowDecoder:
     """The same model, one sequence, the whole text anew for each token: the truth here."""
 
     def __init__(self, folder: Path) -> None:
-        self.runner = Runner(LlamaModel.load(folder), num_blocks=32)
+        self.runner = Runner(LlamaModel.load(folder, chosen_dtype()), num_blocks=32)
 
     def next_token(self, token_ids: list[int], prompt_len: int, **sampling: float) -> int:
         """What follows `token_ids`."""
@@ -87,7 +88,7 @@ def truth(folder: Path) -> SlowDecoder:
 def settings(folder: Path, **changes: object) -> DraftSettings:
     """A model drafter with the tiny model."""
     default = {"port": 0, "proposer": "model", "model": str(folder), "kv_tokens": 2048}
-    return DraftSettings(**(default | changes))
+    return DraftSettings(**(default | {"dtype": chosen_dtype()} | changes))
 
 
 def prompts(count: int, seed: int = 0) -> list[list[int]]:
@@ -151,6 +152,15 @@ async def test_a_stream_that_dies_in_the_middle_gives_all_blocks_back(folder: Pa
             status = await draft.wait_until(lambda status: status.streams == 0)
             assert (status.load.sessions, status.pool.used) == (0, 0)
             assert list(status.pool.integrity_errors) == []
+
+
+@pytest.mark.parametrize(("dtype", "precision"), [("auto", "int8"), ("float32", "float32")])
+async def test_status_says_in_which_precision_it_drafts(
+    folder: Path, dtype: str, precision: str
+) -> None:
+    """Never "auto"."""
+    async with run_draft_service(settings(folder, dtype=dtype)) as draft:
+        assert (await draft.status()).precision == precision
 
 
 async def test_other_token_tables_are_refused_with_both_hashes(folder: Path) -> None:

@@ -23,16 +23,21 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", arch="qwen3", head_dim=32)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-async def test_off_and_on_say_the_same(qwen3: Path, dtype: str) -> None:
-    """Drafts change no token in either precision, and the target says which one it is."""
+@pytest.mark.parametrize(
+    ("dtype", "precision"),
+    [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "int8"), ("auto", "int8")],
+)
+async def test_off_and_on_say_the_same(qwen3: Path, dtype: str, precision: str) -> None:
+    """Drafts change no token in any precision, and the target says which one it is."""
     async with full_stack(qwen3, dtype=dtype) as (gateway, target):
         off = await ask(gateway, "one river runs", 0, max_tokens=60)
         for k in (1, 4, 8):
             on = await ask(gateway, "one river runs", k, max_tokens=60)
             assert (on.ids, on.text) == (off.ids, off.text)
             assert on.finish.speculation.accepted > 0
-        assert (await target.status()).numerics_id.startswith(f"{dtype}-cpu-")
+        status = await target.status()
+        assert status.precision == precision
+        assert status.numerics_id.startswith(f"{precision}-cpu-")
 
 
 @pytest.mark.slow

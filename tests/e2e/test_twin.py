@@ -23,6 +23,7 @@ from tests.support.draft_relay import DraftRelay
 from tests.support.draft_scripts import Crossing, Drafting, Mute, Perfect
 from tests.support.draft_stream import run_draft_service
 from tests.support.in_process import Target, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.relay import Relay
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import (
@@ -41,7 +42,7 @@ SAMPLED = {"temperature": 0.8, "top_p": 0.95, "seed": 7}
 @contextlib.asynccontextmanager
 async def twin_of(model: Path) -> AsyncIterator[str]:
     """The address of a draft service with the target's weights."""
-    settings = DraftSettings(port=0, proposer="model", model=str(model))
+    settings = DraftSettings(port=0, proposer="model", model=str(model), dtype=chosen_dtype())
     async with run_draft_service(settings) as drafter:
         yield drafter.address
 

@@ -17,6 +17,7 @@ from outrider.params import SamplingParams
 from outrider.serving.errors import EngineFailed
 from outrider.serving.settings import DraftSettings
 from tests.support.in_process import running_target
+from tests.support.precision import chosen_dtype
 from tests.support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.timeout(120)  # transformers takes long to load on a busy machine
@@ -26,7 +27,9 @@ BAD_TOKEN = 7
 
 def draft_settings(folder: Path) -> DraftSettings:
     """A model drafter."""
-    return DraftSettings(port=0, proposer="model", model=str(folder), kv_tokens=1024, threads=1)
+    return DraftSettings(
+        port=0, proposer="model", model=str(folder), dtype=chosen_dtype(), kv_tokens=1024, threads=1
+    )
 
 
 @pytest.fixture

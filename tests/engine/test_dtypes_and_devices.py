@@ -13,6 +13,8 @@ from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.config import ModelConfig, ModelError
 from outrider.engine.device import parse_device, parse_dtype
 from outrider.engine.model import LlamaModel
+from outrider.engine.numerics import numerics_id
+from outrider.engine.precision import choose_precision
 from outrider.engine.runner import Runner
 from outrider.engine.weights import load_weights
 from outrider_kernels.linear import RowPlan
@@ -115,6 +117,30 @@ def test_int8_keeps_the_distribution_of_the_real_model(smollm2_folder: Path, ker
         expected = torch.log_softmax(logits(exact, text), -1)
         found = torch.log_softmax(logits(rounded, text), -1)
         assert (expected.exp() * (expected - found)).sum(-1).mean() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "precision"),
+    [
+        ("auto", "cpu", "int8"),
+        ("auto", "cuda", "bfloat16"),
+        ("auto", "cuda:1", "bfloat16"),
+        ("float32", "cpu", "float32"),
+        ("int8", "cuda:0", "int8"),
+    ],
+)
+def test_auto_follows_the_device(dtype: str, device: str, precision: str) -> None:
+    """What is said is kept; what is left open is int8 on a CPU and bfloat16 on a GPU."""
+    assert choose_precision(dtype, device) == precision
+
+
+def test_auto_is_the_precision_that_it_stands_for(tmp_path: Path) -> None:
+    """A model never calls itself "auto": its precision and its numerics are those of int8."""
+    folder = make_tiny_model(tmp_path)
+    auto, int8 = LlamaModel.load(folder, "auto"), LlamaModel.load(folder, "int8")
+    assert auto.precision == int8.precision == "int8"
+    assert numerics_id(auto) == numerics_id(int8)
+    assert torch.equal(logits(auto, TOKEN_IDS), logits(int8, TOKEN_IDS))
 
 
 def test_unknown_precisions_are_refused_by_name(tmp_path: Path) -> None:

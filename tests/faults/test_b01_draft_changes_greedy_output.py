@@ -21,6 +21,7 @@ from outrider.serving.settings import DraftSettings
 from tests.support.draft_scripts import Drafting, Mute, Partial, Perfect, Wrong
 from tests.support.draft_stream import run_draft_service
 from tests.support.in_process import running_target
+from tests.support.precision import chosen_dtype
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import (
     answer_all,
@@ -86,7 +87,7 @@ async def test_ids_are_equal_with_the_real_drafter(tiny_model: Path, proposer: s
     """The draft service itself, guessing from the text or with the target's own weights, fixed and
     under the controller: the ids of OFF, and at fixed k its drafts are used."""
     prompts = random_prompts((5, 16, 17, 90, 300), VOCAB_SIZE)
-    settings = DraftSettings(port=0, proposer=proposer, model=str(tiny_model))
+    settings = DraftSettings(port=0, proposer=proposer, model=str(tiny_model), dtype=chosen_dtype())
     async with (
         run_draft_service(settings) as drafter,
         running_target(tiny_model, drafters=drafter.address, **ROOMY) as target,

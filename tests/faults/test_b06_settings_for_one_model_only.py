@@ -24,6 +24,7 @@ from tests.support.chi_square import assert_fits
 from tests.support.draft_stream import run_draft_service
 from tests.support.exact_model import ExactModel
 from tests.support.in_process import Target, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.tiny_models import make_tiny_model
 from tests.support.token_requests import (
     answer_all,
@@ -80,7 +81,7 @@ async def test_settings_hold_with_another_model_as_draft(
     """A draft of other weights, four tokens a round: mostly rejections."""
     other = make_tiny_model(tmp_path / "draft", vocab_size=VOCAB_SIZE, seed=1)
     exact = ExactModel(tiny_model).outcomes(PROMPT, 2, settings)
-    drafting = DraftSettings(port=0, proposer="model", model=str(other))
+    drafting = DraftSettings(port=0, proposer="model", model=str(other), dtype=chosen_dtype())
     async with (
         run_draft_service(drafting) as drafter,
         running_target(tiny_model, drafters=drafter.address, max_sequences=BATCH) as target,
@@ -101,7 +102,7 @@ async def test_the_bonus_token_obeys_too(tiny_model: Path, mode: int, num_reques
     settings = SETTINGS["hot, top_k"]
     exact = ExactModel(tiny_model).outcomes(PROMPT, 3, settings)
     assert len(exact) == 27
-    drafting = DraftSettings(port=0, proposer="model", model=str(tiny_model))
+    drafting = DraftSettings(port=0, proposer="model", model=str(tiny_model), dtype=chosen_dtype())
     async with (
         run_draft_service(drafting) as drafter,
         running_target(tiny_model, drafters=drafter.address, max_sequences=BATCH) as target,

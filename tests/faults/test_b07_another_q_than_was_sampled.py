@@ -26,6 +26,7 @@ from tests.support.draft_stream import make_hello, make_open, open_stream, run_d
 from tests.support.drawn_drafts import Draw, Drawing
 from tests.support.exact_model import ExactModel
 from tests.support.in_process import running_target
+from tests.support.precision import chosen_dtype
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import (
     answer_all,
@@ -54,7 +55,9 @@ def sizes(small: int, large: int) -> pytest.MarkDecorator:
 async def test_the_drafter_sends_what_it_drew_from(tiny_model: Path, number: int) -> None:
     """One context and many seeds: every reply names the same distribution, its sum is 1, it gives
     the drawn token a chance, and the drawn tokens fit it."""
-    settings = DraftSettings(port=0, proposer="model", model=str(tiny_model), max_sequences=BATCH)
+    settings = DraftSettings(
+        port=0, proposer="model", model=str(tiny_model), dtype=chosen_dtype(), max_sequences=BATCH
+    )
     counts: Counter = Counter()
     sent: set[tuple] = set()
     async with (

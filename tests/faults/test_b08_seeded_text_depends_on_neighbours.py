@@ -29,6 +29,7 @@ from tests.support.draft_scripts import Drafting, Mute, Partial, Perfect, Script
 from tests.support.draft_stream import run_draft_service
 from tests.support.gateways import Gateway, gateway_on
 from tests.support.in_process import Target, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import (
     answer_all,
@@ -189,7 +190,7 @@ async def test_a_controller_that_cuts_drafts_under_load_does_not_matter(tiny_mod
 async def test_the_real_drafter_does_not_matter(tiny_model: Path, proposer: str) -> None:
     """Guesses from the text, and the target's own weights with the request's own noise; the latter
     foretell nearly everything though the text is random."""
-    settings = DraftSettings(port=0, proposer=proposer, model=str(tiny_model))
+    settings = DraftSettings(port=0, proposer=proposer, model=str(tiny_model), dtype=chosen_dtype())
     async with (
         run_draft_service(settings) as drafter,
         running_target(tiny_model, drafters=drafter.address) as target,

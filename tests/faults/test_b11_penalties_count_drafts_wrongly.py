@@ -28,6 +28,7 @@ from tests.support.draft_scripts import Drafting, Mute, Partial, Perfect, Wrong
 from tests.support.draft_stream import run_draft_service
 from tests.support.exact_model import ExactModel
 from tests.support.in_process import Target, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import make_request, wait_for_drafters
 
@@ -126,7 +127,9 @@ async def test_penalties_with_real_drafts(tiny_model: Path, sampling: dict[str, 
     everything = SETTINGS["all"] | {"logit_bias": {12: 3.0}} | sampling
     off: list[int] = []
     for proposer in ("ngram", "model"):
-        settings = DraftSettings(port=0, proposer=proposer, model=str(tiny_model))
+        settings = DraftSettings(
+            port=0, proposer=proposer, model=str(tiny_model), dtype=chosen_dtype()
+        )
         async with (
             run_draft_service(settings) as drafter,
             running_target(tiny_model, drafters=drafter.address) as target,

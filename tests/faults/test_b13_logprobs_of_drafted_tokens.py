@@ -26,6 +26,7 @@ from protos.outrider.v1 import inference_pb2, sampling_pb2, target_pb2
 from tests.support.draft_scripts import Drafting, Mute, Partial, Perfect, Wrong
 from tests.support.gateways import gateway_on
 from tests.support.in_process import Answer, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import (
     answer_all,
@@ -45,15 +46,17 @@ SETTINGS = {
 
 
 @functools.cache
-def runner_for(model: Path) -> Runner:
+def runner_for(model: Path, dtype: str) -> Runner:
     """The model by itself."""
-    return Runner(LlamaModel.load(model), num_blocks=32)
+    return Runner(LlamaModel.load(model, dtype), num_blocks=32)
 
 
 def reference_logprobs(model: Path, ids: list[int]) -> torch.Tensor:
     """Row i: log-probabilities of what follows ids[: i + 1], from one pass over all of them."""
     item = BatchItem(ids, 0, list(range(32)), len(ids))
-    return torch.log_softmax(runner_for(model).forward(Batch([item])).double(), dim=-1)
+    return torch.log_softmax(
+        runner_for(model, chosen_dtype()).forward(Batch([item])).double(), dim=-1
+    )
 
 
 def check_tokens(tokens: list, rows: torch.Tensor) -> None:

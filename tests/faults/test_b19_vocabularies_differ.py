@@ -30,6 +30,7 @@ from protos.outrider.v1 import draft_pb2, sampling_pb2, target_pb2
 from tests.support.draft_scripts import Drafting, Mute, Perfect, Reply, ScriptedSequence
 from tests.support.draft_stream import run_draft_service
 from tests.support.in_process import Target, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.tiny_models import make_tiny_model, save_tokenizer
 from tests.support.token_requests import make_request, random_prompts, wait_for_drafters
@@ -242,7 +243,7 @@ async def test_padding_never_gets_into_a_text(
     num_tokens = max(token_table(padded_model)) + 1
     prompt = [*PROMPT, NO_TOKEN]
     for draft in (padded_model, tiny_model):
-        settings = DraftSettings(port=0, proposer="model", model=str(draft))
+        settings = DraftSettings(port=0, proposer="model", model=str(draft), dtype=chosen_dtype())
         async with (
             run_draft_service(settings) as drafter,
             running_target(padded_model, drafters=drafter.address) as target,

@@ -29,6 +29,7 @@ from target_service.window import NO_DRAFTS, SequenceWindow, Wish
 from tests.support.draft_scripts import Drafting, Mute, Perfect, Wrong
 from tests.support.draft_stream import RunningDraft, run_draft_service
 from tests.support.in_process import Target, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import make_request, random_prompts, wait_for_drafters
 from tests.support.token_streams import TimedStream, slow_steps
@@ -104,7 +105,7 @@ async def test_a_twin_is_right_at_once_after_a_pause(
 ) -> None:
     """The target's own weights as draft: after 100 tokens at k = 0 at least 99 of 100 drafts stand,
     from the third round on; in between the drafter computed nothing."""
-    settings = DraftSettings(port=0, proposer="model", model=str(tiny_model))
+    settings = DraftSettings(port=0, proposer="model", model=str(tiny_model), dtype=chosen_dtype())
     async with (
         run_draft_service(settings) as drafter,
         running_target(tiny_model, drafters=drafter.address, stream_tokens=16) as target,

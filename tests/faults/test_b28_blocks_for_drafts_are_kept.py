@@ -29,6 +29,7 @@ from protos.outrider.v1 import target_pb2
 from tests.support.draft_scripts import Drafting, Mute, Partial, Wrong
 from tests.support.draft_stream import run_draft_service
 from tests.support.in_process import Target, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.relay import Relay
 from tests.support.scripted_drafter import ScriptedDrafter
 from tests.support.token_requests import make_request, random_prompts, wait_for_drafters
@@ -167,7 +168,9 @@ async def check_scripted(model: Path, count: int) -> None:
 async def check_real(model: Path, count: int) -> None:
     """The target's own weights as draft, with a small pool: both pools come back."""
     cases = await make_cases(model, count)
-    settings = DraftSettings(port=0, proposer="model", model=str(model), kv_tokens=320)
+    settings = DraftSettings(
+        port=0, proposer="model", model=str(model), dtype=chosen_dtype(), kv_tokens=320
+    )
     async with (
         run_draft_service(settings) as drafter,
         Relay(drafter.address) as relay,

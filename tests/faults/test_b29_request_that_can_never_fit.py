@@ -28,6 +28,7 @@ from protos.outrider.v1 import sampling_pb2, target_pb2
 from tests.support.draft_stream import run_draft_service
 from tests.support.gateways import Gateway, gateway_on
 from tests.support.in_process import Answer, Target, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.tiny_models import make_tiny_model
 from tests.support.token_requests import (
     answer_all,
@@ -172,7 +173,9 @@ async def test_the_same_through_the_gateway(model: Path, target: Target) -> None
 async def test_a_small_pool_of_the_draft_means_no_drafts(model: Path, draft_pool: int) -> None:
     """The target's own weights as draft, with room for little: long sequences go on without drafts,
     short ones have them, and none is refused or held up."""
-    settings = DraftSettings(port=0, proposer="model", model=str(model), kv_tokens=draft_pool)
+    settings = DraftSettings(
+        port=0, proposer="model", model=str(model), dtype=chosen_dtype(), kv_tokens=draft_pool
+    )
     async with (
         run_draft_service(settings) as drafter,
         running_target(model, drafters=drafter.address, kv_tokens=POOL) as target,

@@ -38,6 +38,7 @@ from protos.outrider.v1 import (
 from target_service.message_sizes import check_message_limit
 from tests.support.gateways import gateway_on
 from tests.support.in_process import HOST, running_target
+from tests.support.precision import chosen_dtype
 from tests.support.tiny_models import make_tiny_model
 from tests.support.token_requests import answer_all, make_request, random_prompts, wait_for_drafters
 from tests.support.token_streams import OFF, assert_counts_balance, greedy, quiet_status
@@ -58,7 +59,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def check_drafts_fit(model: Path, num_sequences: int, k: int, num_tokens: int) -> None:
     """The target's own weights draft for it, and say from which distribution each token is."""
     draft = DraftService(
-        DraftSettings(port=0, proposer="model", model=str(model), kv_tokens=65536, max_window=256)
+        DraftSettings(
+            port=0,
+            proposer="model",
+            model=str(model),
+            dtype=chosen_dtype(),
+            kv_tokens=65536,
+            max_window=256,
+        )
     )
     async with (
         listening(draft, HOST, 0) as drafter,

@@ -26,6 +26,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider.serving.channel import open_channel
+from tests.support.precision import chosen_dtype
 
 START_S = 60.0
 STOP_S = 30.0
@@ -133,6 +134,8 @@ def spawn(
     if service == "gateway":
         flags = {"http_port": 0} | flags
         del flags["threads"]
+    else:
+        flags = {"dtype": chosen_dtype()} | flags
     clean = {
         n: value for n, value in os.environ.items() if not n.startswith(("OUTRIDER_", "OTEL_"))
     }
