@@ -1,4 +1,4 @@
-"""Paged attention in C++: the index arithmetic of a step, and the call that each layer makes.
+"""Paged attention in C++: the index arithmetic of a step, and a call that has it alone.
 
 What is computed with what is in csrc/attention.h. Here it is decided only who computes it: query
 tokens are cut into tiles and the keys of a tile's queries into units of work. No bit of a result
@@ -16,7 +16,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_kernels.native_library import AttentionJob, Library, pointer
+from outrider_kernels.native_library import (
+    AttentionJob,
+    AttentionPlan,
+    AttentionShape,
+    Library,
+    native_cache,
+    pointer,
+)
 
 SPLIT_KEYS = 256  # as in csrc/kernels.h
 PARTIAL_EXTRA = 16
@@ -25,10 +32,6 @@ TILE_ROWS = 48
 UNIT_ROWS = 144
 """Rows of a unit that takes several KV heads; more only with a single one."""
 UNITS_PER_THREAD = 4
-_KEY_COST = 10
-"""Reading a key and its value costs as much as using so many for a query."""
-_COST_OF_A_THREAD = 16_000
-"""For which it pays to wake a thread: some 50 us of work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +46,19 @@ class NativePlan:
     num_partials: int  # rows
     num_tokens: int
     block_size: int
-    num_threads: int
+
+    @property
+    def native(self) -> AttentionPlan:
+        """As the library takes it: pointers into this one, which must outlive it."""
+        return AttentionPlan(
+            tiles=pointer(self.tiles),
+            units=pointer(self.units),
+            blocks=pointer(self.blocks),
+            num_done=pointer(self.num_done),
+            num_units=len(self.units),
+            num_partials=self.num_partials,
+            block_size=self.block_size,
+        )
 
     def to(self, device: torch.device) -> NativePlan:
         """Itself: there is no other device than the CPU."""
@@ -78,12 +93,11 @@ def plan_attention(
     tiles[:, 1] = np.minimum(max(1, TILE_ROWS // group), lens[item] - begin)
     tiles[:, 2] = start[item] + begin
     tiles[:, 3] = (np.cumsum(used) - used)[item]
-    num_keys, rows = tiles[:, 1] + tiles[:, 2], tiles[:, 1] * group
-    splits = tiles[:, 4] = -(-num_keys // SPLIT_KEYS)
+    rows = tiles[:, 1] * group
+    splits = tiles[:, 4] = -(-(tiles[:, 1] + tiles[:, 2]) // SPLIT_KEYS)
 
-    cost = int((num_keys * (rows + _KEY_COST)).sum()) * kv_heads
-    num_threads = max(1, min(torch.get_num_threads(), cost // _COST_OF_A_THREAD))
-    units, is_cut = _units(splits, rows, kv_heads, UNITS_PER_THREAD * num_threads)
+    wanted = UNITS_PER_THREAD * torch.get_num_threads()
+    units, is_cut = _units(splits, rows, kv_heads, wanted)
     partial_rows = np.where(is_cut, splits * rows * kv_heads, 0)
     tiles[:, 5] = np.where(is_cut, np.cumsum(partial_rows) - partial_rows, -1)
     return NativePlan(
@@ -94,7 +108,6 @@ def plan_attention(
         num_partials=int(partial_rows.sum()),
         num_tokens=int(lens.sum()),
         block_size=block_size,
-        num_threads=num_threads,
     )
 
 
@@ -140,35 +153,23 @@ def paged_attention(
     Raises ValueError for tensors that do not lie as the library reads them.
     """
     num_rows, heads, head_dim = q.shape
-    kv_heads = k_cache.shape[2]
-    is_bf16 = library.is_bf16(q, k_cache, v_cache)
-    if q.stride()[1:] != (head_dim, 1) or not (k_cache.is_contiguous() and v_cache.is_contiguous()):
-        raise ValueError("the heads of q and the cache must lie one after the other")
-    if k_cache.shape != v_cache.shape or k_cache.shape[1:] != (plan.block_size, kv_heads, head_dim):
-        raise ValueError(f"a cache of {list(k_cache.shape)} does not fit q {list(q.shape)}")
-    out = torch.empty(q.shape, dtype=q.dtype)
+    shape = AttentionShape(heads=heads, kv_heads=k_cache.shape[2], head_dim=head_dim)
+    cache = native_cache(k_cache, v_cache, shape)
+    if k_cache.shape[1] != plan.block_size or num_rows < plan.num_tokens:
+        raise ValueError(f"a cache of {list(k_cache.shape)} or {num_rows} rows do not fit the plan")
+    wide = library.widened(q)
+    out = torch.zeros(q.shape)
     width = -(-head_dim // 16) * 16 + PARTIAL_EXTRA
     partials = torch.empty(plan.num_partials * width)
     job = AttentionJob(
-        q=q.data_ptr(),
-        k_cache=k_cache.data_ptr(),
-        v_cache=v_cache.data_ptr(),
+        plan=plan.native,
+        shape=shape,
+        cache=cache,
+        q=wide.data_ptr(),
         out=out.data_ptr(),
-        tiles=pointer(plan.tiles),
-        units=pointer(plan.units),
-        blocks=pointer(plan.blocks),
         partials=partials.data_ptr(),
-        num_done=pointer(plan.num_done),
-        q_stride=q.stride(0),
-        num_units=len(plan.units),
-        num_tokens=plan.num_tokens,
-        num_rows=num_rows,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        block_size=plan.block_size,
-        num_threads=plan.num_threads,
-        is_bf16=is_bf16,
+        q_stride=heads * head_dim,
+        num_threads=torch.get_num_threads(),
     )
     library.attention(library.kernels, ctypes.byref(job))
-    return out
+    return out.to(q.dtype)

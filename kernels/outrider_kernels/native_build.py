@@ -102,7 +102,7 @@ def compile_library(compiler: list[str], path: Path) -> None:
     """Compile for every instruction set and put the library there in one rename."""
     extra = {"generic": (), **INSTRUCTION_SETS.get(platform.machine(), {})}
     units = [("isa.cpp", (*flags, f"-DISA={name}"), name) for name, flags in extra.items()]
-    units += [("api.cpp", (), "api"), ("pool.cpp", (), "pool"), ("pack.cpp", (), "pack")]
+    units += [("api.cpp", (), "api"), ("team.cpp", (), "team"), ("pack.cpp", (), "pack")]
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as folder:
         objects = [str(Path(folder) / f"{name}.o") for _, _, name in units]
         commands = [

@@ -13,43 +13,69 @@ from numpy.typing import NDArray
 
 from outrider_kernels.native_build import Unavailable, find_library, instruction_sets
 
-NATIVE_VERSION = 2
+NATIVE_VERSION = 3
 """Raised with every change of a single bit of any result of the library."""
 
-_COST_OF_A_THREAD = 1_000_000
-"""Multiplications for which it pays to wake a thread, some 50 us of work."""
+
+def _pointers(names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p) for name in names.split()]
 
 
-def _fields(pointers: str, numbers: str) -> list[tuple[str, Any]]:
-    return [
-        *((name, ctypes.c_void_p) for name in pointers.split()),
-        *((name, ctypes.c_int64) for name in numbers.split()),
+def _numbers(names: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_int64) for name in names.split()]
+
+
+class AttentionPlan(ctypes.Structure):
+    """What is the same in every layer."""
+
+    _fields_ = [
+        *_pointers("tiles units blocks num_done"),
+        *_numbers("num_units num_partials block_size"),
     ]
+
+
+class AttentionShape(ctypes.Structure):
+    """Heads, and how wide one is."""
+
+    _fields_ = _numbers("heads kv_heads head_dim")
+
+
+class Cache(ctypes.Structure):
+    """Keys and values of one layer."""
+
+    _fields_ = [*_pointers("keys values"), *_numbers("is_bf16")]
+
+
+class Weight(ctypes.Structure):
+    """A packed matrix and its bias."""
+
+    _fields_ = [*_pointers("data bias"), *_numbers("type num_in num_out")]
 
 
 class LinearJob(ctypes.Structure):
     """Arguments of `linear`."""
 
-    _fields_ = _fields(
-        "x weight bias out", "num_rows num_in num_out num_threads x_is_bf16 weight_type"
-    )
+    _fields_ = [("weight", Weight), *_pointers("x out"), *_numbers("num_rows num_threads")]
 
 
 class AttentionJob(ctypes.Structure):
     """Arguments of `attention`."""
 
-    _fields_ = _fields(
-        "q k_cache v_cache out tiles units blocks partials num_done",
-        "q_stride num_units num_tokens num_rows heads kv_heads head_dim block_size"
-        " num_threads is_bf16",
-    )
+    _fields_ = [
+        ("plan", AttentionPlan),
+        ("shape", AttentionShape),
+        ("cache", Cache),
+        *_pointers("q out partials"),
+        *_numbers("q_stride num_threads"),
+    ]
 
 
 class NormJob(ctypes.Structure):
     """Arguments of `norm`."""
 
     _fields_ = [
-        *_fields("x weight out", "stride num_rows parts width num_threads is_bf16"),
+        *_pointers("x weight out"),
+        *_numbers("num_rows parts width num_threads"),
         ("eps", ctypes.c_float),
     ]
 
@@ -57,22 +83,56 @@ class NormJob(ctypes.Structure):
 class SiluJob(ctypes.Structure):
     """Arguments of `silu`."""
 
-    _fields_ = _fields("gate_up out", "num_rows width num_threads is_bf16")
+    _fields_ = [*_pointers("gate_up out"), *_numbers("num_rows width num_threads")]
 
 
 class RotaryJob(ctypes.Structure):
     """Arguments of `rotary`."""
 
-    _fields_ = _fields(
-        "queries_keys values cos signed_sin q k_cache v_cache slots",
-        "qk_stride v_stride num_tokens num_rows heads kv_heads head_dim num_threads is_bf16",
-    )
+    _fields_ = [
+        ("shape", AttentionShape),
+        ("cache", Cache),
+        *_pointers("qkv cos signed_sin positions slots"),
+        *_numbers("num_rows num_threads"),
+    ]
+
+
+class DecoderLayer(ctypes.Structure):
+    """A layer's weights."""
+
+    _fields_ = [
+        *_pointers("attention_norm mlp_norm query_key_norm"),
+        *((name, Weight) for name in ("qkv", "attention_out", "gate_up", "down")),
+    ]
+
+
+class Decoder(ctypes.Structure):
+    """A model's weights and shape."""
+
+    _fields_ = [
+        *_pointers("layers table final_norm"),
+        ("head", Weight),
+        *_pointers("cos signed_sin"),
+        ("shape", AttentionShape),
+        *_numbers("num_layers hidden table_is_bf16"),
+        ("eps", ctypes.c_float),
+    ]
+
+
+class StepJob(ctypes.Structure):
+    """Arguments of `step`."""
+
+    _fields_ = [
+        *_pointers("decoder caches token_ids positions slots logit_rows logits"),
+        ("attention", AttentionPlan),
+        *_numbers("num_rows num_logits num_threads"),
+    ]
 
 
 class PackJob(ctypes.Structure):
     """Arguments of `pack`."""
 
-    _fields_ = _fields("weight strips", "num_in num_out is_bf16 weight_type")
+    _fields_ = [*_pointers("weight strips"), *_numbers("num_in num_out is_bf16 weight_type")]
 
 
 class Library:
@@ -87,17 +147,49 @@ class Library:
         self.silu: Callable[[Any, Any], None] = _function(dll, "outrider_silu")
         self.rotary: Callable[[Any, Any], None] = _function(dll, "outrider_rotary")
         self.pack: Callable[[Any], None] = _function(dll, "outrider_pack", num_arguments=1)
+        self.step: Callable[[Any, Any], None] = _function(dll, "outrider_step")
+        self._set_spin = dll.outrider_set_spin
+        self._set_spin.argtypes, self._set_spin.restype = [ctypes.c_int64], None
+
+    def set_spin(self, microseconds: int) -> None:
+        """How long a thread that waits for others keeps its core busy before it sleeps; 0: never.
+
+        For all libraries of the process, from the next call on. ValueError for less than 0.
+        """
+        if microseconds < 0:
+            raise ValueError(f"threads cannot wait for {microseconds} us")
+        self._set_spin(microseconds)
 
     @staticmethod
-    def is_bf16(*tensors: torch.Tensor) -> bool:
-        """Whether all are bfloat16; ValueError unless all are that or all are float32 here."""
-        dtype = tensors[0].dtype
-        if dtype not in (torch.float32, torch.bfloat16):
-            raise ValueError(f"the compiled kernels take float32 or bfloat16, not {dtype}")
-        for tensor in tensors:
-            if tensor.dtype != dtype or tensor.device.type != "cpu":
-                raise ValueError(f"expected {dtype} on the CPU, got {tensor.dtype} elsewhere")
-        return dtype == torch.bfloat16
+    def is_bf16(tensor: torch.Tensor) -> bool:
+        """Whether it is bfloat16; ValueError unless it is that or float32, on the CPU."""
+        if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.device.type != "cpu":
+            raise ValueError(
+                f"the compiled kernels take float32 or bfloat16 on the CPU, not {tensor.dtype}"
+            )
+        return tensor.dtype == torch.bfloat16
+
+    def widened(self, x: torch.Tensor) -> torch.Tensor:
+        """x in float32 and in one piece, or itself; ValueError as for `is_bf16`."""
+        return x.float().contiguous() if self.is_bf16(x) else x.contiguous()
+
+
+def native_cache(k_cache: torch.Tensor, v_cache: torch.Tensor, shape: AttentionShape) -> Cache:
+    """A layer's [blocks, block_size, kv_heads, head_dim] as the library takes it: pointers.
+
+    ValueError for tensors that do not lie as it reads them.
+    """
+    dtype = k_cache.dtype
+    if dtype not in (torch.float32, torch.bfloat16) or v_cache.dtype != dtype:
+        raise ValueError(f"a cache must be float32 or bfloat16, not {dtype}")
+    if k_cache.shape[2:] != (shape.kv_heads, shape.head_dim) or v_cache.shape != k_cache.shape:
+        raise ValueError(f"a cache of {list(k_cache.shape)} does not fit {shape.kv_heads} heads")
+    for tensor in (k_cache, v_cache):
+        if not tensor.is_contiguous() or tensor.device.type != "cpu":
+            raise ValueError("the cache must lie in one piece, on the CPU")
+    return Cache(
+        keys=k_cache.data_ptr(), values=v_cache.data_ptr(), is_bf16=dtype == torch.bfloat16
+    )
 
 
 def _function(dll: ctypes.CDLL, name: str, num_arguments: int = 2) -> Callable[..., None]:
@@ -125,11 +217,6 @@ def load_library(isa: str | None = None) -> Library:
         if kernels := find(name.encode()):
             return Library(dll, name, kernels)
     raise Unavailable(f"this processor has no {isa}")
-
-
-def threads_for(cost: int) -> int:
-    """Threads for so many multiplications: as many as torch has, fewer for little work."""
-    return max(1, min(torch.get_num_threads(), cost // _COST_OF_A_THREAD))
 
 
 def pointer(array: NDArray[np.int64]) -> int:

@@ -7,16 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from outrider_kernels.native_library import Library, LinearJob, PackJob, threads_for
+from outrider_kernels.native_library import Library, LinearJob, PackJob, Weight
 from outrider_kernels.quantise import GROUP
 
 STRIP = 32
 """Columns that lie together, as csrc/kernels.h has it."""
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
 """WeightType there, by what strips are made of."""
-_COSTS = {torch.float32: (2.2, 0.17), torch.bfloat16: (1.3, 0.17), torch.uint8: (0.7, 0.08)}
-"""Of a weight: bringing it from memory, and using it for one row. In multiplications of
-`threads_for`, some 0.05 ns each; of the two the larger counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +69,28 @@ def lookup(weight: StripWeight, columns: torch.Tensor) -> torch.Tensor:
     return rows.flatten(1)[:, : weight.num_in].to(weight.dtype)
 
 
+def native_weight(weight: StripWeight, bias: torch.Tensor | None) -> Weight:
+    """As the library takes it: pointers into both, which must outlive it.
+
+    bias is float32 [out]. ValueError for another shape or dtype.
+    """
+    num_out = weight.num_out
+    if bias is not None and (bias.dtype != torch.float32 or bias.shape != (num_out,)):
+        raise ValueError(f"a bias of {list(bias.shape)} does not fit {num_out} columns")
+    if bias is not None and not bias.is_contiguous():
+        raise ValueError("a bias must lie in one piece")
+    weight_type = _TYPES.get(weight.strips.dtype)
+    if weight_type is None:
+        raise ValueError(f"weights must be float32, bfloat16 or int8, not {weight.strips.dtype}")
+    return Weight(
+        data=weight.strips.data_ptr(),
+        bias=None if bias is None else bias.data_ptr(),
+        type=weight_type,
+        num_in=weight.num_in,
+        num_out=num_out,
+    )
+
+
 def linear(
     library: Library, x: torch.Tensor, weight: StripWeight, bias: torch.Tensor | None
 ) -> torch.Tensor:
@@ -83,26 +102,16 @@ def linear(
     num_rows, num_out = x.shape[0], weight.num_out
     if x.shape[1] != weight.num_in:
         raise ValueError(f"{x.shape[1]} columns do not fit a weight with {weight.num_in} inputs")
-    if bias is not None and (bias.dtype != torch.float32 or bias.shape != (num_out,)):
-        raise ValueError(f"a bias of {list(bias.shape)} does not fit {num_out} columns")
-    weight_type = _TYPES.get(weight.strips.dtype)
-    if weight_type is None:
-        raise ValueError(f"weights must be float32, bfloat16 or int8, not {weight.strips.dtype}")
-    from_memory, use = _COSTS[weight.strips.dtype]
-    x = x.contiguous()
     bias = None if bias is None else bias.contiguous()
-    out = torch.empty((num_rows, num_out), dtype=x.dtype)
+    packed = native_weight(weight, bias)
+    wide = library.widened(x)
+    out = torch.empty((num_rows, num_out))
     job = LinearJob(
-        x=x.data_ptr(),
-        weight=weight.strips.data_ptr(),
-        bias=None if bias is None else bias.data_ptr(),
+        weight=packed,
+        x=wide.data_ptr(),
         out=out.data_ptr(),
         num_rows=num_rows,
-        num_in=weight.num_in,
-        num_out=num_out,
-        num_threads=threads_for(int(weight.num_in * num_out * max(from_memory, num_rows * use))),
-        x_is_bf16=library.is_bf16(x),
-        weight_type=weight_type,
+        num_threads=torch.get_num_threads(),
     )
     library.linear(library.kernels, ctypes.byref(job))
-    return out
+    return out.to(x.dtype)

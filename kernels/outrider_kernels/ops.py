@@ -17,6 +17,7 @@ from outrider_kernels.kv_write import rotate_and_write
 from outrider_kernels.linear import RowPlan, linear, lookup, pack, pack_int8
 from outrider_kernels.native_attention import NativePlan
 from outrider_kernels.native_build import Unavailable
+from outrider_kernels.native_decoder import NativeDecoder
 from outrider_kernels.native_library import NATIVE_VERSION, Library, load_library
 
 logger = logging.getLogger(__name__)
@@ -50,6 +51,8 @@ class Ops:
     plan_attention: Callable[..., Plan]
     paged_attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
     """With a plan of this `plan_attention`."""
+    decoder: Callable[..., NativeDecoder] | None = None
+    """Where a whole step is one call: made of a model's weights, in place of the other ones."""
 
     @property
     def min_rows(self) -> int:
@@ -112,4 +115,5 @@ def native_ops(library: Library, *, int8: bool = False) -> Ops:
         rotate_and_write=partial(native_rows.rotate_and_write, library),
         plan_attention=native_attention.plan_attention,
         paged_attention=partial(native_attention.paged_attention, library),
+        decoder=partial(NativeDecoder, library),
     )

@@ -10,6 +10,7 @@ import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -21,6 +22,8 @@ from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
 from outrider.engine.numerics import choose_row_plan
 from outrider.engine.precision import choose_precision
 from outrider.engine.weights import load_weights
+from outrider_kernels.native_attention import NativePlan
+from outrider_kernels.native_decoder import NativeCache, NativeDecoder
 from outrider_kernels.ops import Ops, Plan, Weight, select_ops
 
 
@@ -81,6 +84,20 @@ class LlamaModel:
             row_plan, self.row_invariant = choose_row_plan(self._probe_weights())
             ops = ops.with_row_plan(row_plan)
         self.ops: Ops = ops
+        self._decoder: NativeDecoder | None = None
+        self._caches: WeakKeyDictionary[KVCache, NativeCache] = WeakKeyDictionary()
+        if ops.decoder is not None:
+            self._decoder = ops.decoder(
+                self._layers,
+                self._head,
+                self._embedding,
+                self._final_norm,
+                self._cos,
+                self._signed_sin,
+                num_heads=config.num_heads,
+                kv_heads=config.num_kv_heads,
+                eps=config.rms_norm_eps,
+            )
 
     @staticmethod
     def load(
@@ -112,6 +129,18 @@ class LlamaModel:
 
     def forward(self, step: StepInput, cache: KVCache) -> torch.Tensor:
         """Write the tokens' keys and values and return logits, float32 [num_logits, vocab]."""
+        if self._decoder is None:
+            return self._forward(step, cache)
+        assert isinstance(step.attention, NativePlan)  # of the same operations
+        native = self._caches.get(cache)
+        if native is None:
+            native = self._caches[cache] = self._decoder.cache(cache.keys, cache.values)
+        return self._decoder.step(
+            step.token_ids, step.positions, step.slots, step.logit_rows, step.attention, native
+        )
+
+    def _forward(self, step: StepInput, cache: KVCache) -> torch.Tensor:
+        """The same, one operation after the other."""
         ops, eps = self.ops, self.config.rms_norm_eps
         if self._embedding is None:
             hidden = ops.lookup(self._head.weight, step.token_ids)  # [num_rows, hidden]

@@ -220,7 +220,6 @@ def test_bits_are_the_same_in_any_tiles_units_and_threads(
         tensor.to(dtype) for tensor in (case.q, case.k_cache, case.v_cache)
     )
     before = torch.get_num_threads()
-    monkeypatch.setattr(native_attention, "_COST_OF_A_THREAD", 1)
     outs = []
     try:
         for num_threads, tile_rows, unit_rows, units in [
@@ -250,9 +249,8 @@ def test_avx2_and_avx512_give_the_same_bits(dtype: torch.dtype) -> None:
     assert torch.equal(*outs)
 
 
-def test_callers_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_callers_share_the_threads() -> None:
     """Several at once, as target and drafter in one process: right bits, and nobody waits long."""
-    monkeypatch.setattr(native_attention, "_COST_OF_A_THREAD", 1)
     case = make_case([(200, 30), (3, 1)], 9, 3, 16, IMPLEMENTATIONS[-1])
     expected = case.attend()
     with ThreadPoolExecutor(4) as callers:
@@ -260,9 +258,8 @@ def test_callers_share_the_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(torch.equal(out, expected) for out in outs)
 
 
-def test_a_forked_process_has_threads_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_process_has_threads_of_its_own() -> None:
     """A child made by fork computes on, though its parent's threads are not there."""
-    monkeypatch.setattr(native_attention, "_COST_OF_A_THREAD", 1)
     case = make_case([(200, 30), (3, 1)], 9, 3, 16, IMPLEMENTATIONS[-1])
     expected = case.attend().numpy()
     with warnings.catch_warnings():

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from outrider_kernels import native_linear
 from outrider_kernels.quantise import GROUP, quantise_rows, quantise_weight
 from tests.support.implementations import IMPLEMENTATIONS, library, ops_of
 
@@ -19,11 +18,10 @@ each_shape = pytest.mark.parametrize(("num_in", "num_out"), SHAPES)
 
 
 @pytest.fixture(params=[1, 2])
-def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """Each test once with one thread and once with two, however little there is to do."""
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Each test once with one thread and once with two."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
-    monkeypatch.setattr(native_linear, "threads_for", lambda cost: request.param)
     yield request.param
     torch.set_num_threads(before)
 

@@ -71,7 +71,7 @@ def test_it_is_compiled_once(cache: Path, tmp_path: Path, monkeypatch: pytest.Mo
     found.append(find_library())
     assert len(found) == 5 and len(set(found)) == 1
     assert found[0].read_text() == "code\n"
-    num_units = len(native_build.instruction_sets()) + 2
+    num_units = len(native_build.instruction_sets()) + 3
     assert len(log.read_text().splitlines()) == num_units + 1
     assert {path.name for path in found[0].parent.iterdir()} == {".lock", found[0].name}
 
@@ -197,7 +197,6 @@ def test_tensors_that_the_library_cannot_read_are_refused() -> None:
         (q, cache.bfloat16(), cache),
         (q, cache[..., :4], cache),
         (q, torch.zeros(1, 8, 1, 8), torch.zeros(1, 8, 1, 8)),
-        (q.transpose(1, 2).contiguous().transpose(1, 2), cache, cache),
     ):
         with pytest.raises(ValueError):
             chosen.paged_attention(*wrong, plan)

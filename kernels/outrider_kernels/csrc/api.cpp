@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "kernels.h"
+#include "team.h"
 
 extern const Kernels kernels_generic;
 #if defined(__x86_64__)
@@ -47,6 +48,8 @@ void outrider_norm(const Kernels* kernels, const NormJob* job) { kernels->norm(j
 void outrider_silu(const Kernels* kernels, const SiluJob* job) { kernels->silu(job); }
 void outrider_rotary(const Kernels* kernels, const RotaryJob* job) { kernels->rotary(job); }
 void outrider_pack(const PackJob* job) { pack(*job); }
+void outrider_step(const Kernels* kernels, const StepJob* job) { kernels->step(job); }
+void outrider_set_spin(int64_t microseconds) { set_spin(microseconds); }
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -58,11 +58,13 @@ template <class T>
 struct Attention {
     const AttentionJob& job;
     const Unit& unit;
-    const Tile& tile = job.tiles[unit.tile];
-    const int64_t group = job.heads / job.kv_heads;
+    const AttentionPlan& plan = job.plan;
+    const Tile& tile = plan.tiles[unit.tile];
+    const int64_t heads = job.shape.heads, kv_heads = job.shape.kv_heads;
+    const int64_t group = heads / kv_heads;
     const int64_t num_rows = tile.num_tokens * group;  // of a KV head
     const int64_t num_heads = unit.head_end - unit.head_begin;
-    const int64_t width = job.head_dim;
+    const int64_t width = job.shape.head_dim;
     const Rows rows = {(width + LANES - 1) / LANES * LANES,
                        (width + LANES - 1) / LANES * LANES + PARTIAL_EXTRA};
     float *queries, *keys, *values, *scores, *sums, *joined;
@@ -99,9 +101,9 @@ struct Attention {
         for (int64_t head = unit.head_begin; head < unit.head_end; head++)
             for (int64_t row = 0; row < num_rows; row++, to += width) {
                 int64_t token = tile.first_row + row / group;
-                const T* from = static_cast<const T*>(job.q) + token * job.q_stride +
-                                (head * group + row % group) * width;
-                for (int64_t d = 0; d < width; d++) to[d] = to_float(from[d]) * scale;
+                const float* from =
+                    job.q + token * job.q_stride + (head * group + row % group) * width;
+                for (int64_t d = 0; d < width; d++) to[d] = from[d] * scale;
             }
     }
 
@@ -109,12 +111,12 @@ struct Attention {
     Keys locate(int64_t key, int64_t end) const {
         Keys keys_at;
         keys_at.count = static_cast<int>(end - key < KEY_TILE ? end - key : KEY_TILE);
-        const int64_t* block = job.blocks + tile.table + key / job.block_size;
-        int64_t slot = key % job.block_size;
+        const int64_t* block = plan.blocks + tile.table + key / plan.block_size;
+        int64_t slot = key % plan.block_size;
         for (int k = 0; k < keys_at.count; k++) {
-            int64_t row = (*block * job.block_size + slot) * job.kv_heads + unit.head_begin;
+            int64_t row = (*block * plan.block_size + slot) * kv_heads + unit.head_begin;
             keys_at.places[k] = row * width;
-            if (++slot == job.block_size) {
+            if (++slot == plan.block_size) {
                 slot = 0;
                 block++;
             }
@@ -147,7 +149,7 @@ struct Attention {
         int64_t parts = num_heads * PREFETCH_PARTS;
         int64_t bytes = num_heads * width * static_cast<int64_t>(sizeof(T));
         int64_t begin = next.count * part / parts, end = next.count * (part + 1) / parts;
-        for (const void* cache : {job.k_cache, job.v_cache})
+        for (const void* cache : {job.cache.keys, job.cache.values})
             for (int64_t k = begin; k < end; k++) {
                 const T* place = static_cast<const T*>(cache) + next.places[k];
                 auto* row = reinterpret_cast<const char*>(place);
@@ -163,7 +165,7 @@ struct Attention {
         prefetch(next, part);
         const T* k_rows[KEY_TILE];
         for (int k = 0; k < num_keys; k++)
-            k_rows[k] = static_cast<const T*>(job.k_cache) + places[k] + offset;
+            k_rows[k] = static_cast<const T*>(job.cache.keys) + places[k] + offset;
         transpose_keys(k_rows, num_keys, width, keys);
 
         prefetch(next, part + 1);
@@ -182,7 +184,7 @@ struct Attention {
         prefetch(next, part + 3);
         const float* v_rows[KEY_TILE];
         for (int k = 0; k < num_keys; k++)
-            v_rows[k] = value_row(static_cast<const T*>(job.v_cache) + places[k] + offset, k);
+            v_rows[k] = value_row(static_cast<const T*>(job.cache.values) + places[k] + offset, k);
         const float* const* from = v_rows;
         gemm<true>(
             scores + first * KEY_TILE, KEY_TILE, [=](int i) INLINE_LAMBDA { return from[i]; },
@@ -274,7 +276,7 @@ struct Attention {
 
     // Whether this unit was the last to come so far with this head of the tile.
     bool is_last(int64_t head) const {
-        int64_t* done = job.num_done + unit.tile * job.kv_heads + head;
+        int64_t* done = plan.num_done + unit.tile * kv_heads + head;
         int64_t now = __atomic_add_fetch(done, unit.end - unit.begin, __ATOMIC_ACQ_REL);
         if (now < tile.num_splits) return false;
         __atomic_store_n(done, 0, __ATOMIC_RELAXED);  // for the next layer
@@ -284,8 +286,7 @@ struct Attention {
     void write(int64_t head) const {
         for (int64_t row = 0; row < num_rows; row++) {
             int64_t token = tile.first_row + row / group;
-            T* to = static_cast<T*>(job.out) +
-                    (token * job.heads + head * group + row % group) * width;
+            float* to = job.out + (token * heads + head * group + row % group) * width;
             float* from = row_of(joined, head, row);
             Lanes total = all(rows.total(from));
             int64_t d = 0;
@@ -295,10 +296,11 @@ struct Attention {
     }
 };
 
-template <class T>
-void attend_unit(const void* given, int64_t index) {
-    const AttentionJob& job = *static_cast<const AttentionJob*>(given);
-    Attention<T>(job, job.units[index]).run();
+INLINE void attend(const AttentionJob& job, int64_t unit) {
+    if (job.cache.is_bf16)
+        Attention<bf16>(job, job.plan.units[unit]).run();
+    else
+        Attention<float>(job, job.plan.units[unit]).run();
 }
 
 }  // namespace

@@ -1,11 +1,7 @@
 // The kernels for one instruction set: compiled once for each, with ISA its name and the compiler's
 // flags for it. Uses no template or inline function of the standard library: the linker would keep
 // one copy of it for all sets.
-#include "attention.h"
-#include "elementwise.h"
-#include "kernels.h"
-#include "linear8.h"
-#include "pool.h"
+#include "decoder.h"
 
 #define NAME_OF(isa) #isa
 #define STRING(isa) NAME_OF(isa)
@@ -14,64 +10,80 @@
 
 namespace {
 
-int64_t units(int64_t num_rows) { return (num_rows + ROWS_OF_UNIT - 1) / ROWS_OF_UNIT; }
+thread_local Scratch memory_of_job;
 
-thread_local Scratch rows_of_job;
-
-int64_t strips(const LinearJob* job) { return (job->num_out + STRIP - 1) / STRIP; }
-
-void linear_int8(const LinearJob* job) {
-    int64_t num_groups = (job->num_in + GROUP - 1) / GROUP, stride = num_groups + 1;
-    auto x = reinterpret_cast<RowGroup*>(
-        rows_of_job.of(job->num_rows * stride * sizeof(RowGroup) / sizeof(float)));
-    if (job->x_is_bf16)
-        round_rows<bf16>(*job, x, num_groups, stride);
-    else
-        round_rows<float>(*job, x, num_groups, stride);
-    ByteProduct product = {*job, x, num_groups, stride};
-    run_units(static_cast<int>(job->num_threads), strips(job), byte_unit, &product);
+// Calls work(job, unit) for each unit, by a team.
+template <class Job, class Work>
+void run_units(const Job& job, int64_t num_units, Work work) {
+    struct Units {
+        const Job& job;
+        int64_t num_units;
+        Work work;
+    } units = {job, num_units, work};
+    run_team(
+        static_cast<int>(job.num_threads),
+        [](const void* given, const Member& member) {
+            const Units& all = *static_cast<const Units*>(given);
+            share(member, all.num_units, [&](int64_t unit) { all.work(all.job, unit); });
+        },
+        &units);
 }
 
 void linear(const LinearJob* job) {
-    if (job->weight_type == WEIGHT_INT8) return linear_int8(job);
-    // A cache line further apart than they are long: rows of 2**n bytes would share few places in
-    // the cache. Whole lanes are written.
-    int64_t stride = (job->num_in + LANES - 1) / LANES * LANES + LANES;
-    float* x = rows_of_job.of(job->num_rows * stride);
-    if (job->x_is_bf16)
-        widen_rows<bf16>(*job, x, stride);
-    else
-        widen_rows<float>(*job, x, stride);
-    Product product = {*job, x, stride};
-    run_units(static_cast<int>(job->num_threads), strips(job),
-              job->weight_type == WEIGHT_BF16 ? linear_unit<bf16> : linear_unit<float>, &product);
+    Inputs x = {nullptr, input_stride(job->weight)};
+    x.data = reinterpret_cast<char*>(memory_of_job.of(job->num_rows * x.stride / sizeof(float)));
+    int64_t num_in = job->weight.num_in;
+    run_units(*job, job->num_rows, [=](const LinearJob& all, int64_t row) {
+        put_inputs(all.weight, all.x + row * num_in, 0, num_in, x, row);
+    });
+    run_units(*job, num_strips(job->weight.num_out), [=](const LinearJob& all, int64_t strip) {
+        product_strip<false>(all.weight, x, all.num_rows, strip, all.out);
+    });
 }
 
 void attention(const AttentionJob* job) {
-    // Padding is finite, whatever stands in its queries.
-    int64_t size = job->heads * job->head_dim * (job->is_bf16 ? 2 : 4);
-    std::memset(static_cast<char*>(job->out) + job->num_tokens * size, 0,
-                (job->num_rows - job->num_tokens) * size);
-    run_units(static_cast<int>(job->num_threads), job->num_units,
-              job->is_bf16 ? attend_unit<bf16> : attend_unit<float>, job);
+    run_units(*job, job->plan.num_units, [](const AttentionJob& all, int64_t i) { attend(all, i); });
 }
 
 void norm(const NormJob* job) {
-    run_units(static_cast<int>(job->num_threads), units(job->num_rows),
-              job->is_bf16 ? norm_unit<bf16> : norm_unit<float>, job);
+    run_units(*job, job->num_rows * job->parts, [](const NormJob& all, int64_t i) {
+        const float* weight = all.weight + i % all.parts * all.width;
+        norm_row(all.x + i * all.width, weight, all.width, all.eps, all.out + i * all.width);
+    });
 }
 
-void silu(const SiluJob* job) {
-    run_units(static_cast<int>(job->num_threads), units(job->num_rows),
-              job->is_bf16 ? silu_unit<bf16> : silu_unit<float>, job);
+void silu_mul(const SiluJob* job) {
+    run_units(*job, job->num_rows, [](const SiluJob& all, int64_t row) {
+        const float* gate = all.gate_up + row * 2 * all.width;
+        float* out = all.out + row * all.width;
+        each_lanes(all.width, [&](int64_t i, int n) INLINE_LAMBDA {
+            Lanes up = load_some(gate + all.width + i, n);
+            store_some(out + i, silu(load_some(gate + i, n), up), n);
+        });
+    });
 }
 
 void rotary(const RotaryJob* job) {
-    run_units(static_cast<int>(job->num_threads), units(job->num_rows),
-              job->is_bf16 ? rotary_unit<bf16> : rotary_unit<float>, job);
+    run_units(*job, job->num_rows, [](const RotaryJob& all, int64_t row) { rotate(all, row); });
+}
+
+struct PreparedStep {
+    const StepJob& step;
+    Workspace space;
+};
+
+void step(const StepJob* job) {
+    PreparedStep prepared = {*job, workspace_of(*job, memory_of_job)};
+    run_team(
+        static_cast<int>(job->num_threads),
+        [](const void* given, const Member& member) {
+            const PreparedStep& all = *static_cast<const PreparedStep*>(given);
+            Pass{all.step, all.space, member}.run();
+        },
+        &prepared);
 }
 
 }  // namespace
 
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {STRING(ISA), linear, attention, norm, silu, rotary};
+const Kernels TABLE(ISA) = {STRING(ISA), linear, attention, norm, silu_mul, rotary, step};

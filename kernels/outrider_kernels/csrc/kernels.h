@@ -1,4 +1,4 @@
-// What Python calls, and what each instruction set provides.
+// What Python calls, and what each instruction set provides. Activations are float32 everywhere.
 #pragma once
 
 #include <cstdint>
@@ -18,53 +18,103 @@ struct Unit {
     int64_t tile, begin, end, head_begin, head_end;
 };
 
-struct AttentionJob {
-    const void *q, *k_cache, *v_cache;
-    void* out;                 // [num_rows, heads, head_dim], contiguous
+// Everything about the attention of a step that is the same in every layer.
+struct AttentionPlan {
     const Tile* tiles;
     const Unit* units;
-    const int64_t* blocks;     // the sequences' block tables, one after the other
-    float* partials;
-    int64_t* num_done;         // splits of each (tile, KV head); all zero before and after
-    int64_t q_stride;          // values from a token of q to the next
-    int64_t num_units, num_tokens, num_rows, heads, kv_heads, head_dim, block_size;
-    int64_t num_threads, is_bf16;
+    const int64_t* blocks;  // the sequences' block tables, one after the other
+    int64_t* num_done;      // splits of each (tile, KV head); all zero before and after
+    int64_t num_units, num_partials, block_size;
 };
 
-// Rows of x stand `stride` apart and hold `parts` parts of `width` values next to each other.
+struct AttentionShape {
+    int64_t heads, kv_heads, head_dim;
+};
+
+// [blocks, block_size, kv_heads, head_dim] of one layer.
+struct Cache {
+    void *keys, *values;
+    int64_t is_bf16;
+};
+
+struct AttentionJob {
+    AttentionPlan plan;
+    AttentionShape shape;
+    Cache cache;
+    const float* q;
+    float* out;        // [num_rows, heads, head_dim], contiguous
+    float* partials;
+    int64_t q_stride;  // values from a token of q to the next
+    int64_t num_threads;
+};
+
+// Rows of x hold `parts` parts of `width` values next to each other.
 struct NormJob {
-    const void* x;
+    const float* x;
     const float* weight;  // [parts, width]
-    void* out;            // contiguous
-    int64_t stride, num_rows, parts, width, num_threads, is_bf16;
+    float* out;
+    int64_t num_rows, parts, width, num_threads;
     float eps;
 };
 
 struct SiluJob {
-    const void* gate_up;  // [num_rows, 2 * width]
-    void* out;            // [num_rows, width]
-    int64_t num_rows, width, num_threads, is_bf16;
+    const float* gate_up;  // [num_rows, 2 * width]
+    float* out;            // [num_rows, width]
+    int64_t num_rows, width, num_threads;
 };
 
-// Rotates queries and keys, returns the queries and puts keys and values into the cache.
+// Rotates queries and keys in place and puts keys and values into the cache.
 struct RotaryJob {
-    const void *queries_keys, *values;
-    const float *cos, *signed_sin;  // [num_rows, head_dim]
-    void *q, *k_cache, *v_cache;    // q contiguous
-    const int64_t* slots;           // [num_tokens]
-    int64_t qk_stride, v_stride;    // values from a row to the next
-    int64_t num_tokens, num_rows, heads, kv_heads, head_dim, num_threads, is_bf16;
+    AttentionShape shape;
+    Cache cache;
+    float* qkv;                     // [num_rows, heads + 2 * kv_heads, head_dim]
+    const float *cos, *signed_sin;  // [positions, head_dim]
+    const int64_t *positions, *slots;  // [num_rows]
+    int64_t num_rows, num_threads;
 };
 
 enum WeightType : int64_t { WEIGHT_FLOAT32, WEIGHT_BF16, WEIGHT_INT8 };
 
-// x @ weight + bias. The weight is [strips, num_in, STRIP], or [strips, groups] of WeightGroup, and
-// has columns beyond num_out in its last strip.
+// A matrix [num_in, num_out] and a bias. It lies as [strips, num_in, STRIP], or [strips, groups] of
+// WeightGroup, and has columns beyond num_out in its last strip.
+struct Weight {
+    const void* data;
+    const float* bias;  // [num_out], or null
+    int64_t type, num_in, num_out;
+};
+
 struct LinearJob {
-    const void *x, *weight;  // x [num_rows, num_in], contiguous
-    const float* bias;       // [num_out], or null
-    void* out;               // [num_rows, num_out], of the type of x
-    int64_t num_rows, num_in, num_out, num_threads, x_is_bf16, weight_type;
+    Weight weight;
+    const float* x;  // [num_rows, num_in]
+    float* out;      // [num_rows, num_out]
+    int64_t num_rows, num_threads;
+};
+
+struct DecoderLayer {
+    const float *attention_norm, *mlp_norm;  // [hidden]
+    const float* query_key_norm;             // [heads + kv_heads, head_dim], or null
+    Weight qkv, attention_out, gate_up, down;
+};
+
+struct Decoder {
+    const DecoderLayer* layers;
+    const void* table;       // of embeddings, [vocab, hidden], or null: it is the head
+    const float* final_norm;
+    Weight head;
+    const float *cos, *signed_sin;  // [positions, head_dim]
+    AttentionShape shape;
+    int64_t num_layers, hidden, table_is_bf16;
+    float eps;
+};
+
+struct StepJob {
+    const Decoder* decoder;
+    const Cache* caches;                                  // of each layer
+    const int64_t *token_ids, *positions, *slots;         // [num_rows]
+    const int64_t* logit_rows;                            // [num_logits]
+    float* logits;                                        // [num_logits, vocab]
+    AttentionPlan attention;
+    int64_t num_rows, num_logits, num_threads;
 };
 
 // A checkpoint's matrix [num_out, num_in], float32 or bfloat16, to what LinearJob has as weight: of
@@ -84,6 +134,7 @@ struct Kernels {
     void (*norm)(const NormJob*);
     void (*silu)(const SiluJob*);
     void (*rotary)(const RotaryJob*);
+    void (*step)(const StepJob*);
 };
 
 constexpr int64_t STRIP = 32;  // columns of a weight

@@ -26,14 +26,7 @@ static_assert(sizeof(WeightGroup) == GROUP * STRIP + 2 * STRIP, "as Python packs
 
 constexpr int GROUPS_AHEAD = 8;  // asked for before their use, as in linear.h
 
-struct ByteProduct {
-    const LinearJob& job;
-    const RowGroup* x;
-    int64_t num_groups, x_stride;
-};
-
-template <class X>
-INLINE void round_group(const X* x, int count, RowGroup& out) {
+INLINE void round_group(const float* x, int count, RowGroup& out) {
     constexpr int PARTS = GROUP / LANES;
     Lanes values[PARTS], most = all(0.0f), spoilt = all(0.0f);
     for (int i = 0; i < PARTS; i++) {
@@ -56,14 +49,9 @@ INLINE void round_group(const X* x, int count, RowGroup& out) {
     out.start = no_number == 0.0f ? -128 * static_cast<int32_t>(whole) : 0;
 }
 
-template <class X>
-void round_rows(const LinearJob& job, RowGroup* to, int64_t num_groups, int64_t stride) {
-    const X* from = static_cast<const X*>(job.x);
-    for (int64_t row = 0; row < job.num_rows; row++, from += job.num_in, to += stride)
-        for (int64_t g = 0; g < num_groups; g++) {
-            int64_t left = job.num_in - g * GROUP;
-            round_group(from + g * GROUP, static_cast<int>(left < GROUP ? left : GROUP), to[g]);
-        }
+void round_row(const float* x, int64_t num_in, RowGroup* to) {
+    for (int64_t i = 0; i < num_in; i += GROUP)
+        round_group(x + i, static_cast<int>(num_in - i < GROUP ? num_in - i : GROUP), *to++);
 }
 
 template <int R>
@@ -116,18 +104,10 @@ struct ByteTable<0> {
     ByteFunction functions[BYTE_ROWS + 1];
 };
 
-void byte_unit(const void* given, int64_t unit) {
+void byte_sums(const RowGroup* x, int64_t x_stride, const WeightGroup* strip, int num_groups, int count,
+               float* sums) {
     static const ByteTable<BYTE_ROWS> table;
-    const ByteProduct& product = *static_cast<const ByteProduct*>(given);
-    const LinearJob& job = product.job;
-    const WeightGroup* strip = static_cast<const WeightGroup*>(job.weight) + unit * product.num_groups;
-    alignas(64) float sums[BYTE_ROWS * STRIP];
-    for (int64_t row = 0; row < job.num_rows; row += BYTE_ROWS) {
-        int count = static_cast<int>(job.num_rows - row < BYTE_ROWS ? job.num_rows - row : BYTE_ROWS);
-        table.functions[count](product.x + row * product.x_stride, product.x_stride, strip,
-                               static_cast<int>(product.num_groups), sums);
-        store_strip(job, unit, row, count, sums);
-    }
+    table.functions[count](x, x_stride, strip, num_groups, sums);
 }
 
 }  // namespace
