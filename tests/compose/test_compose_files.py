@@ -208,6 +208,7 @@ def test_variables_choose_mirrors_model_and_scale() -> None:
     read = services(
         BASE_IMAGE="mirror.example/python:3.11-slim-bookworm",
         PIP_INDEX_URL="https://mirror.example/simple",
+        COMPILER_IMAGE="mirror.example/python:3.11-bookworm",
         TORCH_INDEX="",
         MODEL="some-model",
         PUBLISH="127.0.0.1:6000",
@@ -220,6 +221,8 @@ def test_variables_choose_mirrors_model_and_scale() -> None:
         assert arguments["BASE_IMAGE"] == "mirror.example/python:3.11-slim-bookworm"
         assert arguments["PIP_INDEX_URL"] == "https://mirror.example/simple"
     assert read["target"]["build"]["args"]["TORCH_INDEX"] == ""
+    compiler = read["target"]["build"]["args"]["COMPILER_IMAGE"]
+    assert compiler == "mirror.example/python:3.11-bookworm"
     assert read["models"]["command"] == ["fetch", "some-model"]
     assert read["target"]["environment"]["OUTRIDER_TARGET_MODEL"] == "some-model"
     assert read["gateway"]["environment"]["OUTRIDER_GATEWAY_MODEL"] == "some-model"

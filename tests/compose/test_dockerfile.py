@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from outrider.cli.options import SERVICES
+from outrider_kernels.native_build import BEFOREHAND
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = (ROOT / "compose" / "Dockerfile").read_text()
@@ -65,6 +66,18 @@ def test_final_stages_have_no_user_rights_and_no_builder(target: str) -> None:
     assert base == "${BASE_IMAGE}"
     assert re.search(r"^USER 10001:10001$", common, flags=re.M)
     assert "apt-get" not in DOCKERFILE
+
+
+def test_operations_are_compiled_apart_from_what_is_shipped() -> None:
+    """One stage has a compiler; target and draft take the library alone, where it is looked for."""
+    parents = [parent for parent, _ in stages().values()]
+    assert stages()["kernels"][0] == "${COMPILER_IMAGE}" and parents.count("${COMPILER_IMAGE}") == 1
+    assert "kernels" not in parents
+    place = f"/opt/outrider/outrider_kernels/{BEFOREHAND.name}"
+    for name, (_, text) in stages().items():
+        taken = [line for line in text.splitlines() if "--from=kernels" in line]
+        expected = [f"COPY --from=kernels /opt/lib {place}"] if name in ("target", "draft") else []
+        assert taken == expected
 
 
 @pytest.mark.parametrize(("target", "service"), SERVICE_OF.items())

@@ -1,4 +1,4 @@
-"""A stand-in for python:3.11-slim-bookworm, made here for an engine that reaches no registry.
+"""Stand-ins for Python's images, made here for an engine that reaches no registry.
 
 Debian's own packages, and what pip needs to work in a build as it works on this machine: its
 indexes, its certificates, its folders of wheels. None of it is written down anywhere: the test asks
@@ -18,8 +18,12 @@ from pathlib import Path
 from typing import Protocol
 
 BASE_IMAGE = "outrider-test-base"
+COMPILER_IMAGE = "outrider-test-compiler"
 _ROOT_FILE_SYSTEM = "outrider-test-rootfs"
-_PACKAGES = "python3-minimal,python3-pip,python3-venv,ca-certificates"
+_PACKAGES = {
+    BASE_IMAGE: "python3-minimal,python3-pip,python3-venv,ca-certificates",
+    COMPILER_IMAGE: "python3,g++",
+}
 _CERTIFICATES = "/etc/ssl/certs/ca-certificates.crt"
 _PASSED_ON = ("index-url", "extra-index-url", "trusted-host", "proxy", "default-timeout")
 
@@ -28,14 +32,19 @@ class _Docker(Protocol):
     def docker(self, *words: str, timeout_s: float = ...) -> str: ...
 
 
-def make_base_image(engine: _Docker) -> None:
-    """Make BASE_IMAGE in the engine."""
+def make_images(engine: _Docker) -> None:
+    """Make BASE_IMAGE, and COMPILER_IMAGE that nothing is installed into, in the engine."""
+    for image in _PACKAGES:
+        _make_image(engine, image)
+
+
+def _make_image(engine: _Docker, image: str) -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         archive = folder / "root.tar"
         subprocess.run(
             [
-                *("mmdebstrap", "--quiet", "--variant=minbase", f"--include={_PACKAGES}"),
+                *("mmdebstrap", "--quiet", "--variant=minbase", f"--include={_PACKAGES[image]}"),
                 *("bookworm", str(archive)),
             ],
             check=True,
@@ -47,7 +56,7 @@ def make_base_image(engine: _Docker) -> None:
         lines = [f"FROM {_ROOT_FILE_SYSTEM}", "RUN ln -s /usr/bin/python3 /usr/local/bin/python"]
         lines += _pip_of_this_machine(folder)
         (folder / "Dockerfile").write_text("\n".join(lines) + "\n")
-        engine.docker("build", "--quiet", "--tag", BASE_IMAGE, str(folder), timeout_s=300)
+        engine.docker("build", "--quiet", "--tag", image, str(folder), timeout_s=300)
 
 
 def _pip_of_this_machine(folder: Path) -> list[str]:

@@ -6,7 +6,7 @@
 
 An engine of the test's own has its folders, its socket and its process apart from any other, and is
 gone afterwards, with the bridge and the packet filter rules that engines leave behind. It cannot
-count on a registry, so it gets a base image that is made here (see `base_image`).
+count on a registry, so it gets images to build from that are made here (see `base_image`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from tests.support.base_image import BASE_IMAGE, make_base_image
+from tests.support.base_image import BASE_IMAGE, COMPILER_IMAGE, make_images
 
 START_S = 60.0
 STOP_S = 90.0
@@ -86,7 +86,7 @@ def engine_for_tests() -> Iterator[Engine]:
         yield Engine({})
         return
     with _own_engine() as engine:
-        make_base_image(engine)
+        make_images(engine)
         yield engine
 
 
@@ -107,6 +107,7 @@ def _own_engine() -> Iterator[Engine]:
             "DOCKER_BUILDKIT": "0",  # which would be a program of its own
             "COMPOSE_PARALLEL_LIMIT": "1",  # without it builds at once do the same work
             "BASE_IMAGE": BASE_IMAGE,
+            "COMPILER_IMAGE": COMPILER_IMAGE,
             "TORCH_INDEX": "",  # pip in the base image knows what pip on this machine knows
         }
     )
