@@ -128,8 +128,8 @@ async def start(stack: ComposeStack, *services: str) -> None:
 
 
 def test_images_hold_what_they_need_and_run_without_rights(stack: ComposeStack) -> None:
-    """No torch but where a model runs, no compiler anywhere and compiled operations nevertheless, no
-    root, and nothing to write to; of all ports only the gateway's is published."""
+    """No torch but where a model runs, no compiler anywhere and yet compiled operations, no root,
+    and nothing to write to; of all ports only the gateway's is published."""
     for name in ("gateway", "target", "draft-ngram", "models"):
         words = ["run", "--rm", "--entrypoint", "sh", stack.image(name), "-c"]
         found = stack.engine.docker(
