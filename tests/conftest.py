@@ -7,6 +7,7 @@ them once.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 # Rows of a float32 product must not depend on how many rows there are (see docs/LOG.md).
@@ -45,11 +46,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("each_dtype", (one,) if one else precision.EACH, indirect=True)
 
 
-@pytest.fixture
-def each_dtype(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One precision after the other, for models that the test starts itself."""
-    monkeypatch.setenv(precision.VARIABLE, request.param)
-    return str(request.param)
+@pytest.fixture(scope="module")
+def each_dtype(request: pytest.FixtureRequest) -> Iterator[str]:
+    """One precision after the other, for models that the module's tests and fixtures start."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(precision.VARIABLE, request.param)
+        yield str(request.param)
 
 
 @pytest.fixture(scope="session")

@@ -184,7 +184,9 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @pytest.fixture(scope="module")
-def world(runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+def world(
+    runner: asyncio.Runner, tmp_path_factory: pytest.TempPathFactory, each_dtype: str
+) -> Iterator[World]:
     """A target whose pool holds about two of the requests, and a drafter."""
     model = make_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
     stack = contextlib.AsyncExitStack()

@@ -68,6 +68,7 @@ async def check_grid(model: Path, lengths: range | tuple[int, ...], max_tokens: 
         assert drafter.record.problems == []
 
 
+@pytest.mark.usefixtures("each_dtype")
 @pytest.mark.timeout(60)
 async def test_ids_are_equal_under_every_script(tiny_model: Path) -> None:
     """Right, wrong and partly right drafts of every length: the ids of OFF, and exactly as many
@@ -82,6 +83,7 @@ async def test_ids_are_equal_under_every_script_on_the_full_grid(tiny_model: Pat
     await check_grid(tiny_model, (*range(5, 285, 15), 300), max_tokens=128)
 
 
+@pytest.mark.usefixtures("each_dtype")
 @pytest.mark.parametrize("proposer", ["ngram", "model"])
 async def test_ids_are_equal_with_the_real_drafter(tiny_model: Path, proposer: str) -> None:
     """The draft service itself, guessing from the text or with the target's own weights, fixed and

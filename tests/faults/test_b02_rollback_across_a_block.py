@@ -114,6 +114,7 @@ async def check_lengths(model: Path, lengths: range | tuple[int, ...], neighbour
         await check_scripts(target, drafter, prompts, off, neighbours)
 
 
+@pytest.mark.usefixtures("each_dtype")
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("neighbours", [0, 1])
 async def test_rejected_drafts_leave_no_block_behind(tiny_model: Path, neighbours: int) -> None:

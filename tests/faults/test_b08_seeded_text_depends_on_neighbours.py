@@ -107,6 +107,7 @@ async def test_a_seeded_request_alone_is_always_the_same(tiny_model: Path) -> No
                 await stage.check(k=k)
 
 
+@pytest.mark.usefixtures("each_dtype")
 async def test_seeded_neighbours_do_not_matter(tiny_model: Path) -> None:
     """Seven neighbours with seeds of their own, some of them with drafts; three times."""
     async with stage_on(tiny_model) as stage:
@@ -148,6 +149,7 @@ async def ask_without_seed(gateway: Gateway, prompt: list[int]) -> int:
     return answer.finish.seed
 
 
+@pytest.mark.usefixtures("each_dtype")
 async def test_requests_before_it_do_not_matter(tiny_model: Path) -> None:
     """After fifty others the text is the same."""
     async with stage_on(tiny_model) as stage:
@@ -186,6 +188,7 @@ async def test_a_controller_that_cuts_drafts_under_load_does_not_matter(tiny_mod
         assert len(sizes) > 1, "the controller always took the same number of drafts"
 
 
+@pytest.mark.usefixtures("each_dtype")
 @pytest.mark.parametrize("proposer", ["ngram", "model"])
 async def test_the_real_drafter_does_not_matter(tiny_model: Path, proposer: str) -> None:
     """Guesses from the text, and the target's own weights with the request's own noise; the latter
@@ -204,6 +207,7 @@ async def test_the_real_drafter_does_not_matter(tiny_model: Path, proposer: str)
                 assert answer.speculation.accepted >= 0.99 * answer.speculation.drafted > 0
 
 
+@pytest.mark.usefixtures("each_dtype")
 async def test_a_preemption_does_not_matter(tiny_model: Path) -> None:
     """Three neighbours of higher priority take its blocks midway: it comes back and goes on."""
     async with stage_on(tiny_model) as stage:

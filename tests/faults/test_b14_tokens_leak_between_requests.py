@@ -84,6 +84,7 @@ async def check_orders(model: Path, num_orders: int) -> None:
         assert drafter.record.problems == []
 
 
+@pytest.mark.usefixtures("each_dtype")
 @pytest.mark.timeout(60)
 async def test_each_request_says_what_it_says_alone(tiny_model: Path) -> None:
     """Three orders of arrival, with rotating draft lengths and requests that come and go."""

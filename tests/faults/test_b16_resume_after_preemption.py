@@ -84,6 +84,7 @@ async def check(
         return status
 
 
+@pytest.mark.usefixtures("each_dtype")
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
 async def test_replies_in_flight(tiny_model: Path, sampling: dict[str, float]) -> None:
     """Drafts come some steps late and nobody waits for them, so that there is always a reply in
@@ -93,6 +94,7 @@ async def test_replies_in_flight(tiny_model: Path, sampling: dict[str, float]) -
     assert unused["late"] + unused["stale"] + unused["mismatch"] > 0
 
 
+@pytest.mark.usefixtures("each_dtype")
 @pytest.mark.parametrize("prefix_cache", [True, False])
 async def test_replies_that_are_waited_for(tiny_model: Path, prefix_cache: bool) -> None:
     """Every round is a full block of drafts, whether the blocks of a request that was preempted

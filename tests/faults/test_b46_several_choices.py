@@ -53,6 +53,7 @@ async def solo_choices(target: Target, n: int) -> list[list[int]]:
     return found
 
 
+@pytest.mark.usefixtures("each_dtype")
 @pytest.mark.parametrize("prefix_cache", [True, False], ids=["shared", "recomputed"])
 async def test_choices_are_what_their_seeds_give(tiny_model: Path, prefix_cache: bool) -> None:
     """Different texts with ends of their own, the same each time and with drafts of any quality;
@@ -96,6 +97,7 @@ def check_ends(choices: list[Answer]) -> None:
         assert stopped == (choice.ids[-1] in range(3, 20))
 
 
+@pytest.mark.usefixtures("each_dtype")
 async def test_choices_are_right_when_there_is_no_room(tiny_model: Path) -> None:
     """Two places for five choices, and a pool that preempts: the same texts."""
     async with running_target(tiny_model, max_sequences=2, kv_tokens=224, step_tokens=32) as target:
@@ -156,6 +158,7 @@ async def test_choices_count_one_by_one_in_the_waiting_line(tiny_model: Path) ->
         batcher._run_step = lambda plan: (time.sleep(0.01), run_step(plan))[1]
         long = request_for(1)
         long.stopping.max_tokens, long.stopping.ignore_eos = 2000, True
+        del long.stopping.stop_token_ids[:]
         busy = target.stub.Generate(long, timeout=30)
         await busy.read()
         with pytest.raises(grpc.aio.AioRpcError) as refusal:
