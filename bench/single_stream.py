@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.busy import Bystanders
 from bench.peers import engines
 from bench.peers.engines import Engines
 from bench.peers.lines import Answer
@@ -146,8 +147,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with Engines(OURS, ours) as running:
         for name, make in makers.items():
             running.start(name, make)
+        bystanders = Bystanders()
         pairs = measure(running, list(makers), texts, num_tokens, rounds)
-        settings = {"tokens": num_tokens, "threads": options.threads, "rounds": rounds}
+        settings: dict[str, float] = {
+            "tokens": num_tokens,
+            "threads": options.threads,
+            "rounds": rounds,
+        }
+        settings |= {"other_cores": bystanders.cores}
         print(json.dumps(report(pairs, running) | settings))
 
 

@@ -6,7 +6,8 @@
 sequences with a token each. Every sequence has 256 tokens behind its last row, in blocks that lie
 in random places. Each round takes all kinds of steps in turn, and before each precision reads as
 many bytes as its matrices have with `torch.sum`, on as many threads: that is the floor. Ratios are
-of one round, with a 95 % interval over the rounds. The last line is JSON.
+of one round, with a 95 % interval over the rounds. The last line is JSON; its `other_cores` says
+what other processes computed meanwhile: much above 0, it is no measurement.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bench.busy import Bystanders
 from bench.ratios import ratio_of
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BLOCK_SIZE
@@ -131,11 +133,13 @@ def run(
 ) -> dict[str, Any]:
     """Measure, and say it as the last line does."""
     steps = {dtype: load(folder, dtype, context, kernels, rows) for dtype in dtypes}
+    bystanders = Bystanders()
     for _ in range(rounds):
         for each in steps.values():
             each.round()
     speeds = [speed for each in steps.values() for speed in each.read_gb_s]
     report: dict[str, Any] = {"read_gb_s": round(statistics.median(speeds), 2)}
+    report["other_cores"] = bystanders.cores
     for dtype, each in steps.items():
         report[SHORT_NAMES.get(dtype, dtype)] = each.report()
     return report
@@ -175,7 +179,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         context=options.context,
         kernels=options.kernels,
     )
-    print(f"{options.threads} threads, {options.context} tokens of context, {options.kernels}")
+    print(
+        f"{options.threads} threads, {options.context} tokens of context, {options.kernels};",
+        end="",
+    )
+    print(f" {report['read_gb_s']} GB/s read; others used {report['other_cores']} cores")
     print_table(report)
     print(json.dumps(report))
 

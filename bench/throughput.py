@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from bench.busy import Bystanders
 from bench.peers import engines
 from bench.peers.engines import Engines
 from bench.peers.prompts import prompts
@@ -137,9 +138,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             running.start(name, make)
         bench = Bench(running, list(makers), texts, num_tokens)
         bench.warm()
+        bystanders = Bystanders()
         for _ in range(rounds):
             bench.round()
-        settings = {"tokens": num_tokens, "threads": options.threads, "rounds": rounds}
+        settings: dict[str, float] = {
+            "tokens": num_tokens,
+            "threads": options.threads,
+            "rounds": rounds,
+        }
+        settings |= {"other_cores": bystanders.cores}
         print(json.dumps(bench.report() | settings))
 
 

@@ -55,6 +55,11 @@ class Worker:
         return answer
 
     @property
+    def pid(self) -> int:
+        """Of the process."""
+        return self._process.pid
+
+    @property
     def cpu_s(self) -> float:
         """Seconds that it and its children have computed."""
         return tree_cpu_s(self._process.pid)
@@ -88,16 +93,29 @@ class Worker:
 
 def tree_cpu_s(pid: int) -> float:
     """Seconds of processor time of a process and all that descend from it and live."""
-    parents: dict[int, int] = {}
-    ticks: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = stat.read_text().rpartition(")")[2].split()
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-        one = int(stat.parent.name)
-        parents[one], ticks[one] = int(fields[1]), int(fields[11]) + int(fields[12])
-    tree = {pid}
+    ticks = 0
+    for one in tree_of(pid):
+        if fields := _fields(one):
+            ticks += int(fields[11]) + int(fields[12])
+    return ticks * _TICK_S
+
+
+def tree_of(pid: int) -> set[int]:
+    """A process and all that descend from it."""
+    parents = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        one = int(folder.name)
+        if fields := _fields(one):
+            parents[one] = int(fields[1])
+    tree = {pid} & parents.keys()
     while more := {one for one, parent in parents.items() if parent in tree} - tree:
         tree |= more
-    return sum(ticks.get(one, 0) for one in tree) * _TICK_S
+    return tree
+
+
+def _fields(pid: int) -> list[str]:
+    """Of its `stat`, from the state on, which is behind a name that may hold anything."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.busy import Bystanders
 from bench.peers import engines, install
 from bench.peers.engines import Engines
 from bench.peers.install import Missing
@@ -20,6 +22,7 @@ from bench.peers.lines import Answer
 from bench.peers.prompts import prompts, questions
 from bench.peers.worker import Worker, WorkerFailed, tree_cpu_s
 from bench.single_stream import OURS, later_rate, measure, rate, report
+from bench.stream_costs import costs
 from bench.throughput import Bench
 from tests.support.gateways import write_tokenizer_folder
 from tests.support.tiny_models import make_tiny_model
@@ -125,13 +128,48 @@ def test_many_streams_beside_others(tmp_path: Path) -> None:
     assert line["over_one_stream"] == {"4": {"mean": 1, "low": 1, "high": 1, "pairs": 2}}
 
 
-def test_computing_of_children_counts() -> None:
-    """This process has computed, and that of a process which does not exist is nothing."""
+def compute(seconds: float) -> None:
+    """Keep this thread busy for so much processor time."""
     began = time.process_time()
-    while time.process_time() - began < 0.05:
+    while time.process_time() - began < seconds:
         math.factorial(500)
-    assert tree_cpu_s(1 << 30) == 0
-    assert tree_cpu_s(os.getpid()) >= 0.05
+
+
+def test_processor_time_of_a_tree() -> None:
+    """What this process computes counts, and what a child does; one that has ended has none."""
+    code = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
+    before = tree_cpu_s(os.getpid())
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        assert child.stdin is not None and child.stdout is not None
+        child.stdout.readline()
+        compute(0.1)
+        assert tree_cpu_s(child.pid) >= 0.18
+        assert tree_cpu_s(os.getpid()) - before >= 0.26
+        child.stdin.close()
+    assert tree_cpu_s(child.pid) == 0
+
+
+def test_own_work_is_no_bystanders(tmp_path: Path) -> None:
+    """Of what this process computes nothing is counted: at most all cores but the one it keeps."""
+    bystanders = Bystanders()
+    compute(0.3)
+    assert 0 <= bystanders.cores <= (os.cpu_count() or 1)
+
+
+@pytest.mark.slow  # starts a target
+@pytest.mark.timeout(120)
+def test_costs_of_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each service's threads have computed something, for each text."""
+    monkeypatch.setattr(install, "FOLDER", tmp_path)
+    model = str(make_tiny_model(tmp_path / "tiny"))
+    worker = engines.outrider("float32", 1, "gateway", model)
+    measured = costs(worker, [[5, 6], [7]], 8)
+    worker.close()
+    for name in ("target, main thread", "target, other threads", "gateway, main thread", "clock"):
+        assert len(measured[name]) == 2
+        assert min(measured[name]) > 0
 
 
 def test_prompts_differ(tmp_path: Path) -> None:
