@@ -6,7 +6,7 @@ import os
 import time
 from pathlib import Path
 
-from bench.peers.worker import tree_cpu_s
+from bench.process_use import tree_processor_s
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
@@ -29,4 +29,4 @@ class Bystanders:
         # user, nice, system, idle, iowait, irq, softirq, steal: the last is another machine's time.
         ticks = [int(each) for each in Path("/proc/stat").read_text().split("\n")[0].split()[1:9]]
         busy = sum(ticks) - ticks[3] - ticks[4]
-        return busy * _TICK_S - tree_cpu_s(os.getpid())
+        return busy * _TICK_S - tree_processor_s(os.getpid())

@@ -48,6 +48,23 @@ def children_of(pid: int) -> list[int]:
     return found
 
 
+def tree_of(pid: int) -> list[int]:
+    """It, and all that descend from it and are there."""
+    found = [pid]
+    for one in found:
+        found += children_of(one)
+    return found
+
+
+def tree_processor_s(pid: int) -> float:
+    """Of all processes in its tree; 0 for those that have ended."""
+    seconds = 0.0
+    for one in tree_of(pid):
+        with contextlib.suppress(OSError):
+            seconds += processor_s(one)
+    return seconds
+
+
 def _stat(pid: int) -> list[str]:
     """What follows the name in /proc/PID/stat."""
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

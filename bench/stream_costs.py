@@ -20,7 +20,8 @@ from pathlib import Path
 
 from bench.peers import engines
 from bench.peers.prompts import prompts
-from bench.peers.worker import Worker, tree_of
+from bench.peers.worker import Worker
+from bench.process_use import tree_of
 from outrider.models.resolve import resolve
 from outrider.serving.cores import usable_cores
 

@@ -73,10 +73,10 @@ class Engines:
 
     def _ask(self, name: str, prompts: Prompts, num_tokens: int) -> Answer:
         idle = {other: worker for other, worker in self._workers.items() if other != name}
-        before = {other: worker.cpu_s for other, worker in idle.items()}
+        before = {other: worker.processor_s for other, worker in idle.items()}
         answer = self._workers[name].ask(prompts, num_tokens)
         for other, worker in idle.items():
-            share = (worker.cpu_s - before[other]) / answer.seconds
+            share = (worker.processor_s - before[other]) / answer.seconds
             self.idle_share[other] = max(self.idle_share[other], round(share, 3))
         return answer
 

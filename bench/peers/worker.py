@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.peers.lines import Answer
+from bench.process_use import tree_processor_s
 
 STOP_TIMEOUT_S = 60.0
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 class WorkerFailed(Exception):
@@ -60,9 +60,9 @@ class Worker:
         return self._process.pid
 
     @property
-    def cpu_s(self) -> float:
-        """Seconds that it and its children have computed."""
-        return tree_cpu_s(self._process.pid)
+    def processor_s(self) -> float:
+        """Of it and its children."""
+        return tree_processor_s(self._process.pid)
 
     def close(self) -> None:
         """End it."""
@@ -89,33 +89,3 @@ class Worker:
         self.close()
         said = self._log.read_text(errors="replace").strip().splitlines()[-1:] or ["nothing"]
         return WorkerFailed(f"it ended with status {status} and said: {said[0]}")
-
-
-def tree_cpu_s(pid: int) -> float:
-    """Seconds of processor time of a process and all that descend from it and live."""
-    ticks = 0
-    for one in tree_of(pid):
-        if fields := _fields(one):
-            ticks += int(fields[11]) + int(fields[12])
-    return ticks * _TICK_S
-
-
-def tree_of(pid: int) -> set[int]:
-    """A process and all that descend from it."""
-    parents = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        one = int(folder.name)
-        if fields := _fields(one):
-            parents[one] = int(fields[1])
-    tree = {pid} & parents.keys()
-    while more := {one for one, parent in parents.items() if parent in tree} - tree:
-        tree |= more
-    return tree
-
-
-def _fields(pid: int) -> list[str]:
-    """Of its `stat`, from the state on, which is behind a name that may hold anything."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return []

@@ -20,7 +20,8 @@ from bench.peers.engines import Engines
 from bench.peers.install import Missing
 from bench.peers.lines import Answer
 from bench.peers.prompts import prompts, questions
-from bench.peers.worker import Worker, WorkerFailed, tree_cpu_s
+from bench.peers.worker import Worker, WorkerFailed
+from bench.process_use import tree_processor_s
 from bench.single_stream import OURS, later_rate, measure, rate, report
 from bench.stream_costs import costs
 from bench.throughput import Bench
@@ -138,17 +139,17 @@ def compute(seconds: float) -> None:
 def test_processor_time_of_a_tree() -> None:
     """What this process computes counts, and what a child does; one that has ended has none."""
     code = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)\ninput()"
-    before = tree_cpu_s(os.getpid())
+    before = tree_processor_s(os.getpid())
     with subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         child.stdout.readline()
         compute(0.1)
-        assert tree_cpu_s(child.pid) >= 0.18
-        assert tree_cpu_s(os.getpid()) - before >= 0.26
+        assert tree_processor_s(child.pid) >= 0.18
+        assert tree_processor_s(os.getpid()) - before >= 0.26
         child.stdin.close()
-    assert tree_cpu_s(child.pid) == 0
+    assert tree_processor_s(child.pid) == 0
 
 
 def test_own_work_is_no_bystanders(tmp_path: Path) -> None:

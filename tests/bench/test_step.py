@@ -36,11 +36,15 @@ def test_ratios_are_of_one_round() -> None:
     assert steps.read_gb_s == [4e-6, 2e-6]
 
 
-@pytest.mark.timeout(60)
-def test_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def tiny(tmp_path: Path) -> Path:
+    """A tiny model's folder."""
+    return make_tiny_model(tmp_path / "tiny")
+
+
+def test_it_runs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every precision that there is, and every number of rows, has its figures."""
-    folder = make_tiny_model(tmp_path / "tiny")
-    report = json.loads(json.dumps(run(folder, list(DTYPES), 2, context=64)))
+    report = json.loads(json.dumps(run(tiny, list(DTYPES), 2, context=64)))
     assert report.pop("read_gb_s") > 0 and report.pop("other_cores") >= 0
     assert report.keys() == {"bf16" if name == "bfloat16" else name for name in DTYPES}
     for by_rows in report.values():
