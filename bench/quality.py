@@ -41,7 +41,7 @@ QUESTIONS = (
     "Write an email asking my boss for two days of leave.",
     "What are the pros and cons of solar power?",
 )
-PRECISIONS = ("bfloat16", "int8")
+PRECISIONS = ("bfloat16", "int8", "float32+int8-cache", "bfloat16+int8-cache", "int8+int8-cache")
 MAX_TOKENS = 640
 TEMPERATURE = 0.8
 BLOCKS_EACH = 1024 // BLOCK_SIZE
@@ -73,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("precision perplexity against-float32 best-token-agreement")
     print(f"float32 {math.exp(loss):.4f}", flush=True)
     for precision in PRECISIONS:
-        rounded_loss, rounded_best = read(LlamaModel.load(folder, precision), texts)
+        dtype, _, cache = precision.partition("+")
+        rounded = LlamaModel.load(folder, dtype, kv_dtype="int8" if cache else "auto")
+        rounded_loss, rounded_best = read(rounded, texts)
         agreement = float((best == rounded_best).float().mean())
         change = math.exp(rounded_loss - loss) - 1
         print(f"{precision} {math.exp(rounded_loss):.4f} {change:+.2%} {agreement:.2%}", flush=True)

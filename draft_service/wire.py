@@ -190,4 +190,6 @@ def pool_to_proto(pool: PoolReport | None) -> target_pb2.BlockPoolStatus | None:
         block_size=pool.block_size,
         integrity_errors=pool.integrity_errors,
         wasted_slots=pool.wasted_slots,
+        kv_dtype=pool.kv_dtype,
+        block_bytes=pool.block_bytes,
     )

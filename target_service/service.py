@@ -153,11 +153,13 @@ class TargetService:
         settings, begin_s = self._settings, time.monotonic()
         folder = resolve(settings.model)
         prepare_cpu(settings.threads or usable_cores())
-        model = LlamaModel.load(folder, settings.dtype, settings.device, settings.kernels)
+        model = LlamaModel.load(
+            folder, settings.dtype, settings.device, settings.kernels, settings.kv_dtype
+        )
         size = PoolSize(
             settings.kv_tokens, settings.kv_blocks, settings.kv_bytes, settings.kv_fraction
         )
-        each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
+        each = block_bytes(model.config, BLOCK_SIZE, model.kv_dtype)
         num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
         loaded_s = time.monotonic()
         runner = Runner(model, num_blocks, BLOCK_SIZE)
@@ -169,12 +171,15 @@ class TargetService:
             weights_fingerprint=model.weights_fingerprint,
             numerics_id=numerics_id(model),
             precision=model.precision,
+            kv_dtype=runner.cache.kv_dtype,
+            block_bytes=runner.cache.block_bytes,
         )
         give_back_memory()
         log.info(
             "model loaded",
             model=identity.model_name,
             precision=identity.precision,
+            kv_dtype=identity.kv_dtype,
             kv_tokens=num_blocks * BLOCK_SIZE,
             kv_mib=round(num_blocks * each / 2**20),
             load_s=round(loaded_s - begin_s, 2),

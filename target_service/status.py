@@ -31,6 +31,10 @@ class Identity:
     numerics_id: str
     precision: str
     """Of its weights: a setting's dtype, never "auto"."""
+    kv_dtype: str
+    """Of keys and values in the cache: "float32", "bfloat16" or "int8"."""
+    block_bytes: int
+    """Memory of a block of the cache, in all layers."""
 
 
 def wasted_slots(scheduler: Scheduler) -> int:
@@ -126,6 +130,8 @@ class StatusReporter:
             block_size=pool.block_size,
             integrity_errors=self._check_integrity(),
             wasted_slots=wasted_slots(scheduler),
+            kv_dtype=self._identity.kv_dtype,
+            block_bytes=self._identity.block_bytes,
         )
 
     def _check_integrity(self) -> list[str]:

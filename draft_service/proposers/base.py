@@ -38,6 +38,10 @@ class PoolReport:
     block_size: int
     wasted_slots: int
     integrity_errors: tuple[str, ...] = ()
+    kv_dtype: str = ""
+    """Of keys and values: "float32", "bfloat16" or "int8"."""
+    block_bytes: int = 0
+    """Memory of a block, in all layers."""
 
 
 class Proposer(Protocol):

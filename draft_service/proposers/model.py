@@ -125,7 +125,9 @@ class ModelProposer:
 
     def pool(self) -> PoolReport | None:
         """The paged cache, checked now."""
-        return self._plan.report()
+        cache = self._runner.cache
+        report = self._plan.report()
+        return dataclasses.replace(report, kv_dtype=cache.kv_dtype, block_bytes=cache.block_bytes)
 
     def shutdown(self) -> None:
         """The running step ends, and the thread with it."""
@@ -184,8 +186,10 @@ def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
     begin_s = time.monotonic()
     folder = resolve(settings.model)
     prepare_cpu(settings.threads or usable_cores())
-    model = LlamaModel.load(folder, settings.dtype, settings.device, settings.kernels)
-    each = block_bytes(model.config, BLOCK_SIZE, model.dtype.itemsize)
+    model = LlamaModel.load(
+        folder, settings.dtype, settings.device, settings.kernels, settings.kv_dtype
+    )
+    each = block_bytes(model.config, BLOCK_SIZE, model.kv_dtype)
     size = PoolSize(tokens=settings.kv_tokens)
     num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
     loaded_s = time.monotonic()

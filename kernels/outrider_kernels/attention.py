@@ -1,6 +1,7 @@
 """Paged attention in plain torch: one ragged batch, and rows that do not feel each other.
 
-The cache of a layer is [num_blocks, block_size, kv_heads, head_dim] for keys and for values.
+The cache of a layer is [num_blocks, block_size, kv_heads, head_dim] for keys and for values; in
+int8 with the scales behind each head's values, see kv_rows.py.
 Prefill chunks, single tokens and drafts under verification are the same case: some query tokens of
 a sequence at absolute positions, each seeing the keys up to its own.
 
@@ -26,6 +27,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+
+from outrider_kernels.kv_rows import widen_kv
 
 ROW_TILE = 16
 KEY_CHUNK = 128
@@ -75,7 +78,7 @@ def paged_attention(
     """softmax(q k^T / sqrt(head_dim)) v for q [num_rows, heads, head_dim]; same shape."""
     head_dim = q.shape[-1]
     queries = (q.float() * head_dim**-0.5).view(-1, head_dim)
-    k_rows, v_rows = k_cache.view(-1, head_dim), v_cache.view(-1, head_dim)
+    k_rows, v_rows = (cache.view(-1, cache.shape[3]) for cache in (k_cache, v_cache))
     outs = [_attend(queries, k_rows, v_rows, group) for group in plan.groups]
     out = outs[0] if len(outs) == 1 else torch.cat(outs)
     return out.index_select(0, plan.out_rows).view_as(q).to(q.dtype)
@@ -88,8 +91,8 @@ def _attend(
     num_tiles, kv_heads, num_chunks, num_rows = group.shape
     head_dim = queries.shape[1]
     tile_queries = queries.index_select(0, group.query_rows).view(-1, num_rows, head_dim)
-    keys = k_rows.index_select(0, group.key_rows).float().view(-1, KEY_CHUNK, head_dim)
-    values = v_rows.index_select(0, group.key_rows).float().view(-1, KEY_CHUNK, head_dim)
+    keys = _gather(k_rows, group.key_rows, head_dim).view(-1, KEY_CHUNK, head_dim)
+    values = _gather(v_rows, group.key_rows, head_dim).view(-1, KEY_CHUNK, head_dim)
 
     scores = torch.bmm(tile_queries, keys.transpose(1, 2))
     scores = scores.view(num_tiles, kv_heads, num_chunks, num_rows, KEY_CHUNK).add_(group.mask)
@@ -104,6 +107,12 @@ def _attend(
         out = out[:, :, 0::2] + out[:, :, 1::2]
         total = total[:, :, 0::2] + total[:, :, 1::2]
     return (out / total).view(-1, head_dim)
+
+
+def _gather(rows: torch.Tensor, indices: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of the cache as float32 [indices, head_dim]."""
+    gathered = rows.index_select(0, indices)
+    return widen_kv(gathered, head_dim) if rows.dtype == torch.int8 else gathered.float()
 
 
 def plan_attention(

@@ -11,10 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from outrider_kernels.kv_rows import kv_row_size
 from outrider_kernels.native_build import Unavailable, find_library, instruction_sets
 
 NATIVE_VERSION = 3
 """Raised with every change of a single bit of any result of the library."""
+_CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as csrc/kernels.h has them
 
 
 def _pointers(names: str) -> list[tuple[str, Any]]:
@@ -43,7 +45,7 @@ class AttentionShape(ctypes.Structure):
 class Cache(ctypes.Structure):
     """Keys and values of one layer."""
 
-    _fields_ = [*_pointers("keys values"), *_numbers("is_bf16")]
+    _fields_ = [*_pointers("keys values"), *_numbers("type")]
 
 
 class Weight(ctypes.Structure):
@@ -175,21 +177,27 @@ class Library:
 
 
 def native_cache(k_cache: torch.Tensor, v_cache: torch.Tensor, shape: AttentionShape) -> Cache:
-    """A layer's [blocks, block_size, kv_heads, head_dim] as the library takes it: pointers.
+    """A layer's [blocks, block_size, kv_heads, row] as the library takes it: pointers.
+
+    A row is head_dim numbers, or what kv_rows.py says of int8.
 
     ValueError for tensors that do not lie as it reads them.
     """
     dtype = k_cache.dtype
-    if dtype not in (torch.float32, torch.bfloat16) or v_cache.dtype != dtype:
-        raise ValueError(f"a cache must be float32 or bfloat16, not {dtype}")
-    if k_cache.shape[2:] != (shape.kv_heads, shape.head_dim) or v_cache.shape != k_cache.shape:
-        raise ValueError(f"a cache of {list(k_cache.shape)} does not fit {shape.kv_heads} heads")
+    if dtype not in _CACHE_TYPES or v_cache.dtype != dtype:
+        raise ValueError(
+            f"a cache must be float32, bfloat16 or int8, not {dtype} and {v_cache.dtype}"
+        )
+    row = (shape.kv_heads, kv_row_size(shape.head_dim, dtype))
+    if k_cache.shape[2:] != row or v_cache.shape != k_cache.shape:
+        raise ValueError(
+            f"a cache of {list(k_cache.shape)} does not fit {shape.kv_heads} heads of "
+            f"{shape.head_dim}"
+        )
     for tensor in (k_cache, v_cache):
         if not tensor.is_contiguous() or tensor.device.type != "cpu":
             raise ValueError("the cache must lie in one piece, on the CPU")
-    return Cache(
-        keys=k_cache.data_ptr(), values=v_cache.data_ptr(), is_bf16=dtype == torch.bfloat16
-    )
+    return Cache(keys=k_cache.data_ptr(), values=v_cache.data_ptr(), type=_CACHE_TYPES[dtype])
 
 
 def _function(dll: ctypes.CDLL, name: str, num_arguments: int = 2) -> Callable[..., None]:

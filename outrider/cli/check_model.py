@@ -15,7 +15,7 @@ from outrider.cli.finding import Finding, ok, problem, warning
 from outrider.engine.block_pool import BLOCK_SIZE
 from outrider.engine.config import ModelConfig
 from outrider.engine.memory import DoesNotFit, PoolSize, block_bytes, free_host_bytes
-from outrider.engine.precision import choose_precision
+from outrider.engine.precision import choose_kv_precision, choose_precision
 from outrider.engine.weight_files import weight_files
 from outrider.model_error import ModelError
 from outrider.models import catalogue, store
@@ -27,7 +27,6 @@ WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0625}
 """Of a parameter; int8 has scales."""
 TABLE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 2.0}
 """Of one in a table that is not the head as well; it is looked up and never multiplied."""
-CACHE_BYTES = {"float32": 4, "bfloat16": 2, "int8": 2}
 MIB = 2**20
 
 
@@ -83,7 +82,8 @@ def _check(
         yield problem(f"{service} device", str(error), f"set [{service}] device")
         return
     precision = choose_precision(settings.dtype, settings.device)
-    yield _memory(service, config, parameters, pool, precision, free)
+    kv_dtype = choose_kv_precision(settings.kv_dtype, precision)
+    yield _memory(service, config, parameters, pool, precision, kv_dtype, free)
 
 
 def free_bytes_of(device: str) -> int:
@@ -163,6 +163,7 @@ def _memory(
     parameters: int,
     pool: PoolSize,
     precision: str,
+    kv_dtype: str,
     free: int,
 ) -> Finding:
     topic = f"{service} memory"
@@ -174,7 +175,7 @@ def _memory(
     if weights > free:
         text = f"the weights need {weights / MIB:.0f} MiB, {free / MIB:.0f} MiB are free"
         return problem(topic, text, advice)
-    per_block = block_bytes(config, BLOCK_SIZE, CACHE_BYTES[precision])
+    per_block = block_bytes(config, BLOCK_SIZE, kv_dtype)
     try:
         num_blocks = pool.num_blocks(per_block, BLOCK_SIZE, free - weights)
     except DoesNotFit as error:

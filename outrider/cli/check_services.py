@@ -193,7 +193,8 @@ def _ask_target(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
         return
     text = (
         f"{status.state}: {status.model}, {status.load.running} running and "
-        f"{status.load.waiting} waiting, {status.pool.used} of {status.pool.total} blocks used, "
+        f"{status.load.waiting} waiting, {status.pool.used} of {status.pool.total} blocks used "
+        f"({status.pool.kv_dtype}, {status.pool.total * status.pool.block_bytes / 2**20:.0f} MiB), "
         f"numerics {status.numerics_id}"
     )
     if status.state == "dead":

@@ -8,17 +8,24 @@ from outrider.engine.memory import free_host_bytes
 from outrider.model_error import ModelError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
-"""Of activations and cache. In int8 only matrices are: weights, and the rows of each product."""
+"""Of activations. In int8 only matrices are: weights, and the rows of each product."""
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """Of activations and cache in that precision; ModelError for any other name."""
+    """Of activations in that precision; ModelError for any other name."""
     try:
         return DTYPES[name]
     except KeyError:
         *others, last = DTYPES
         names = f"{', '.join(others)} or {last}"
         raise ModelError(f"dtype must be {names}, got {name!r}") from None
+
+
+def parse_kv_dtype(name: str, activations: torch.dtype) -> torch.dtype:
+    """Of keys and values in the cache, "auto" as activations are; ModelError for any other name."""
+    if name not in ("auto", "int8"):
+        raise ModelError(f"kv_dtype must be auto or int8, got {name!r}")
+    return torch.int8 if name == "int8" else activations
 
 
 def parse_device(name: str) -> torch.device:

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engine.config import ModelConfig
+from outrider_kernels.kv_layout import int8_row_bytes
 
 DEFAULT_TOKENS = 16384
+KV_BYTES = {"float32": 4, "bfloat16": 2}
+"""Of a number in the cache, where it is not rounded to int8."""
 
 
 class DoesNotFit(ValueError):
@@ -58,10 +61,17 @@ class PoolSize:
         return count
 
 
-def block_bytes(config: ModelConfig, block_size: int, element_bytes: int) -> int:
+def kv_row_bytes(head_dim: int, kv_dtype: str) -> int:
+    """Bytes of one token's key, or value, of one KV head; kv_dtype is one of KV_BYTES or "int8"."""
+    if kv_dtype == "int8":
+        return int8_row_bytes(head_dim)
+    return head_dim * KV_BYTES[kv_dtype]
+
+
+def block_bytes(config: ModelConfig, block_size: int, kv_dtype: str) -> int:
     """Bytes of one block: keys and values of every layer."""
-    per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim * element_bytes
-    return per_token * block_size
+    row_bytes = kv_row_bytes(config.head_dim, kv_dtype)
+    return 2 * config.num_layers * config.num_kv_heads * row_bytes * block_size
 
 
 def free_host_bytes(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:

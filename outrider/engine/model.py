@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from outrider.engine.config import ModelConfig
-from outrider.engine.device import parse_device, parse_dtype
+from outrider.engine.device import parse_device, parse_dtype, parse_kv_dtype
 from outrider.engine.fingerprints import num_tokens, weights_fingerprint
 from outrider.engine.kv_cache import KVCache
 from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
@@ -49,10 +49,11 @@ class LlamaModel:
         weights_fingerprint: str,
         kernels: str = "auto",
         int8: bool = False,
+        kv_dtype: str = "auto",
     ) -> None:
         """Take the checkpoint's tensors; empties `tensors`, so that none is held twice.
 
-        kernels, int8: as for `select_ops`.
+        kernels, int8: as for `select_ops`. kv_dtype: "auto" or "int8".
         """
         self.config = config
         self.weights_fingerprint = weights_fingerprint
@@ -62,8 +63,11 @@ class LlamaModel:
         reader = TensorReader(tensors, ops.pack)
         embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
         self.dtype = embedding.dtype
-        """Of activations and cache, and of weights unless they are int8; sums, norms, softmax and
-        logits are float32."""
+        """Of activations, and of weights unless they are int8; sums, norms, softmax and logits are
+        float32."""
+        self._kv_dtype = parse_kv_dtype(kv_dtype, self.dtype)
+        self.kv_dtype = str(self._kv_dtype).removeprefix("torch.")
+        """Of keys and values in the cache."""
         self.precision = "int8" if int8 else str(self.dtype).removeprefix("torch.")
         """The dtype by its name in settings, never "auto"."""
         self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
@@ -101,7 +105,11 @@ class LlamaModel:
 
     @staticmethod
     def load(
-        folder: Path | str, dtype: str = "float32", device: str = "cpu", kernels: str = "auto"
+        folder: Path | str,
+        dtype: str = "float32",
+        device: str = "cpu",
+        kernels: str = "auto",
+        kv_dtype: str = "auto",
     ) -> LlamaModel:
         """Read a model folder; ModelError says what is missing or not supported.
 
@@ -119,13 +127,14 @@ class LlamaModel:
                 weights_fingerprint="",
                 kernels=kernels,
                 int8=dtype == "int8",
+                kv_dtype=kv_dtype,
             )
             model.weights_fingerprint = hashing.result()
         return model
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty cache of the model's shape."""
-        return KVCache(self.config, num_blocks, block_size, self.dtype, self.device)
+        return KVCache(self.config, num_blocks, block_size, self._kv_dtype, self.device)
 
     def forward(self, step: StepInput, cache: KVCache) -> torch.Tensor:
         """Write the tokens' keys and values and return logits, float32 [num_logits, vocab]."""

@@ -1,4 +1,4 @@
-"""Which precision a model runs in where the setting leaves it open. Needs no torch."""
+"""Which precisions a model has where settings leave them open. Needs no torch."""
 
 from __future__ import annotations
 
@@ -14,3 +14,10 @@ def choose_precision(dtype: str, device: str) -> str:
     if dtype != AUTO:
         return dtype
     return "int8" if device == "cpu" else "bfloat16"
+
+
+def choose_kv_precision(kv_dtype: str, precision: str) -> str:
+    """What keys and values are kept in: "auto" is as the activations of that precision are."""
+    if kv_dtype != AUTO:
+        return kv_dtype
+    return "float32" if precision == "float32" else "bfloat16"

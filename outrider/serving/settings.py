@@ -36,6 +36,7 @@ OTHER_VARIABLES = {
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DTYPES = ("auto", "float32", "bfloat16", "int8")
+KV_DTYPES = ("auto", "int8")
 KERNELS = ("auto", "torch")
 
 
@@ -186,6 +187,11 @@ class TargetSettings(_Checked):
     kv_fraction: float = setting(
         0.0, "Its share of the memory that is free once the model is loaded instead.", low=0, high=1
     )
+    kv_dtype: str = setting(
+        "auto",
+        "Of keys and values in it: auto, as the activations are; or int8, half of bfloat16.",
+        choices=KV_DTYPES,
+    )
     prefix_cache: bool = setting(True, "Reuse keys and values of equal beginnings.")
     max_model_len: int = setting(0, "Longest sequence. 0: as the model says.", low=0)
     max_sequences: int = setting(32, "Most sequences in a step.", low=1)
@@ -239,6 +245,9 @@ class DraftSettings(_Checked):
     kernels: str = setting("auto", "What computes the model; see the target's.", choices=KERNELS)
     threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0, high=MAX_THREADS)
     kv_tokens: int = setting(16384, "Tokens that the model's paged cache holds.", low=16)
+    kv_dtype: str = setting(
+        "auto", "Of keys and values in it; see the target's.", choices=KV_DTYPES
+    )
     max_sequences: int = setting(256, "Most open sequences.", low=1)
     max_window: int = setting(32, "Most tokens it runs ahead.", low=1, high=256)
     ngram_min: int = setting(1, "Shortest match of the n-gram proposer.", low=1)

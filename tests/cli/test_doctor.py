@@ -182,6 +182,13 @@ def test_a_table_that_is_no_head_is_counted_as_bfloat16(tmp_path: Path) -> None:
     assert f"{taken / 2**20:.0f} MiB of weights" in text
 
 
+def test_an_int8_cache_takes_about_half_of_bfloat16(model: Path) -> None:
+    """Values of a byte, and a scale of two for the 16 of a head of this model."""
+    flags = ("--target-dtype=bfloat16", "--target-kv-dtype=int8", "--target-kv-tokens=65536")
+    text = Doctor(model, *flags).find("target memory", "ok")["text"]
+    assert "and 9 MiB of cache for 65536 tokens" in text
+
+
 @pytest.mark.parametrize(
     ("setting", "topic"),
     [

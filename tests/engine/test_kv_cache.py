@@ -10,6 +10,7 @@ import torch
 
 from outrider.engine.config import ModelConfig
 from outrider.engine.kv_cache import KVCache
+from outrider.engine.memory import block_bytes
 from tests.support.tiny_models import make_tiny_model
 
 BLOCK_SIZE = 16
@@ -37,6 +38,14 @@ def test_layers_are_zero_and_do_not_share(config: ModelConfig, dtype: torch.dtyp
     for number, tensor in enumerate(tensors):
         tensor.fill_(number + 1)
     assert [t.unique().tolist() for t in tensors] == [[1], [2], [3], [4]]
+
+
+def test_rows_in_int8_have_their_scales_behind_them(config: ModelConfig) -> None:
+    """A block is still one piece of each tensor, and takes what was counted on."""
+    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+        cache = KVCache(config, 3, BLOCK_SIZE, dtype, torch.device("cpu"))
+        assert cache.block_bytes == block_bytes(config, BLOCK_SIZE, cache.kv_dtype)
+    assert [list(t.shape) for t in cache.keys] == [[3, BLOCK_SIZE, 2, 16 + 2]] * 2
 
 
 def test_blocks_that_nothing_has_written_take_no_memory(config: ModelConfig) -> None:

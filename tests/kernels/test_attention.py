@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import warnings
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -17,53 +16,11 @@ import torch
 from outrider_kernels import native_attention
 from outrider_kernels.attention import KEY_CHUNK
 from outrider_kernels.kv_write import write_kv
-from outrider_kernels.reference import reference_paged_attention, reference_write_kv
-from tests.support.implementations import IMPLEMENTATIONS, library, ops_of
-
-BLOCK_SIZE = 16
-NUM_BLOCKS = 96
+from outrider_kernels.reference import reference_write_kv
+from tests.support.attention_cases import BLOCK_SIZE, NUM_BLOCKS, Case, make_case
+from tests.support.implementations import IMPLEMENTATIONS, library
 
 each_implementation = pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-
-
-@dataclass
-class Case:
-    """Sequences in a cache whose unused slots hold NaN."""
-
-    q: torch.Tensor
-    k_cache: torch.Tensor
-    v_cache: torch.Tensor
-    query_lens: list[int]
-    starts: list[int]
-    block_tables: list[list[int]]
-    implementation: str
-
-    def attend(self, num_rows: int | None = None) -> torch.Tensor:
-        """The op's output for the tokens, with q padded to num_rows."""
-        return self.attend_all(num_rows)[: len(self.q)]
-
-    def attend_all(self, num_rows: int | None = None, padding: float = 0.0) -> torch.Tensor:
-        """The same with the rows of the padding."""
-        num_tokens, num_heads, head_dim = self.q.shape
-        shape = (max(0, (num_rows or 0) - num_tokens), num_heads, head_dim)
-        q = torch.cat([self.q, self.q.new_full(shape, padding)])
-        ops = ops_of(self.implementation)
-        plan = ops.plan_attention(
-            self.query_lens,
-            self.starts,
-            self.block_tables,
-            block_size=BLOCK_SIZE,
-            num_heads=num_heads,
-            kv_heads=self.k_cache.shape[2],
-            num_rows=q.shape[0],
-        )
-        return ops.paged_attention(q, self.k_cache, self.v_cache, plan)
-
-    def reference(self) -> torch.Tensor:
-        """The truth."""
-        return reference_paged_attention(
-            self.q, self.k_cache, self.v_cache, self.query_lens, self.starts, self.block_tables
-        )
 
 
 @cache
@@ -72,34 +29,6 @@ def reference_of(
 ) -> torch.Tensor:
     """The truth about a case, which takes its time: once for all implementations."""
     return make_case(list(shares), heads, kv_heads, head_dim, "torch").reference()
-
-
-def make_case(
-    shares: list[tuple[int, int]],
-    heads: int,
-    kv_heads: int,
-    head_dim: int,
-    implementation: str,
-) -> Case:
-    """Sequences of (start, query_len) with scattered blocks."""
-    generator = torch.Generator().manual_seed(0)
-    shape = (NUM_BLOCKS, BLOCK_SIZE, kv_heads, head_dim)
-    k_cache, v_cache = torch.full(shape, torch.nan), torch.full(shape, torch.nan)
-    free = torch.randperm(NUM_BLOCKS, generator=generator).tolist()
-    tables = []
-    for start, query_len in shares:
-        num_keys = start + query_len
-        table = [free.pop() for _ in range(-(-num_keys // BLOCK_SIZE))]
-        slots = torch.tensor(
-            [table[p // BLOCK_SIZE] * BLOCK_SIZE + p % BLOCK_SIZE for p in range(num_keys)]
-        )
-        k, v = torch.randn(2, num_keys, kv_heads, head_dim, generator=generator)
-        write_kv(k, v, k_cache, v_cache, slots)
-        tables.append(table)
-    num_tokens = sum(query_len for _, query_len in shares)
-    q = torch.randn(num_tokens, heads, head_dim, generator=generator)
-    lens, starts = [n for _, n in shares], [s for s, _ in shares]
-    return Case(q, k_cache, v_cache, lens, starts, tables, implementation)
 
 
 @each_implementation
@@ -136,9 +65,7 @@ def test_attention_equals_the_reference(
 def test_narrow_queries_and_cache_are_rounded_once(implementation: str, head_dim: int) -> None:
     """bfloat16 in, float32 sums, bfloat16 out: the reference of the same numbers, rounded."""
     case = make_case([(0, 40), (17, 1), (300, 5)], 9, 3, head_dim, implementation)
-    case.q, case.k_cache, case.v_cache = (
-        tensor.bfloat16() for tensor in (case.q, case.k_cache, case.v_cache)
-    )
+    case = case.to(torch.bfloat16)
     out = case.attend()
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out, case.reference(), rtol=1e-2, atol=1e-5)

@@ -48,7 +48,8 @@ def test_the_pool_is_checked_now_and_then_while_requests_run() -> None:
     """A large one takes as long as a step. With nothing running every answer is of that moment."""
     scheduler, now = make_scheduler(), [100.0]
     batcher = SimpleNamespace(scheduler=scheduler)
-    status = StatusReporter(None, None, None, batcher, None, None, 0, lambda: now[0])
+    identity = SimpleNamespace(kv_dtype="int8", block_bytes=4096)
+    status = StatusReporter(identity, None, None, batcher, None, None, 0, lambda: now[0])
     (leaked,) = scheduler.pool.allocate(1)
     assert len(status._pool().integrity_errors) == 1
     scheduler.pool.free([leaked])

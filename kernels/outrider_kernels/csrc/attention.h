@@ -11,6 +11,7 @@
 
 #include <initializer_list>
 
+#include "cache_rows.h"
 #include "gemm.h"
 #include "kernels.h"
 #include "scratch.h"
@@ -53,7 +54,7 @@ struct Keys {
 constexpr int64_t PREFETCH_PARTS = 4;
 
 // The work of one unit. Its heads take turns at each key tile: they lie next to each other there,
-// and memory is read from one end to the other.
+// and memory is read from one end to the other. T is what the cache holds.
 template <class T>
 struct Attention {
     const AttentionJob& job;
@@ -65,6 +66,7 @@ struct Attention {
     const int64_t num_rows = tile.num_tokens * group;  // of a KV head
     const int64_t num_heads = unit.head_end - unit.head_begin;
     const int64_t width = job.shape.head_dim;
+    const int64_t cached = row_size<T>(width);  // elements of a row of the cache
     const Rows rows = {(width + LANES - 1) / LANES * LANES,
                        (width + LANES - 1) / LANES * LANES + PARTIAL_EXTRA};
     float *queries, *keys, *values, *scores, *sums, *joined;
@@ -115,7 +117,7 @@ struct Attention {
         int64_t slot = key % plan.block_size;
         for (int k = 0; k < keys_at.count; k++) {
             int64_t row = (*block * plan.block_size + slot) * kv_heads + unit.head_begin;
-            keys_at.places[k] = row * width;
+            keys_at.places[k] = row * cached;
             if (++slot == plan.block_size) {
                 slot = 0;
                 block++;
@@ -147,7 +149,7 @@ struct Attention {
     // Ask for a share of the next keys and values, in the order in which they lie.
     void prefetch(const Keys& next, int64_t part) const {
         int64_t parts = num_heads * PREFETCH_PARTS;
-        int64_t bytes = num_heads * width * static_cast<int64_t>(sizeof(T));
+        int64_t bytes = num_heads * cached * static_cast<int64_t>(sizeof(T));
         int64_t begin = next.count * part / parts, end = next.count * (part + 1) / parts;
         for (const void* cache : {job.cache.keys, job.cache.values})
             for (int64_t k = begin; k < end; k++) {
@@ -160,7 +162,7 @@ struct Attention {
     void attend_keys(int64_t head, int64_t key, const Keys& now, const Keys& next) const {
         const int64_t* places = now.places;
         int num_keys = now.count;
-        int64_t offset = (head - unit.head_begin) * width;
+        int64_t offset = (head - unit.head_begin) * cached;
         int64_t part = (head - unit.head_begin) * PREFETCH_PARTS;
         prefetch(next, part);
         const T* k_rows[KEY_TILE];
@@ -172,7 +174,7 @@ struct Attention {
         int64_t first = first_row(key), count = num_rows - first;
         const float* transposed = keys;
         gemm<false>(
-            queries + offset * num_rows + first * width, width,
+            queries + ((head - unit.head_begin) * num_rows + first) * width, width,
             [=](int i) INLINE_LAMBDA { return transposed + i * KEY_TILE; },
             static_cast<int>(width), scores + first * KEY_TILE, KEY_TILE, static_cast<int>(count),
             (num_keys + LANES - 1) / LANES);
@@ -230,12 +232,17 @@ struct Attention {
     const float* value_row(const float* from, int k) const {
         return width == rows.width ? from : copied_value_row(from, k);
     }
-    const float* value_row(const bf16* from, int k) const { return copied_value_row(from, k); }
+    template <class Narrow>
+    const float* value_row(const Narrow* from, int k) const {
+        return copied_value_row(from, k);
+    }
     const float* copied_value_row(const T* from, int k) const {
         float* to = values + k * rows.width;
-        int64_t d = 0;
-        for (; d + LANES <= width; d += LANES) store(to + d, load(from + d));
-        if (d < width) store(to + d, load_first(from + d, static_cast<int>(width - d)));
+        for (int64_t d = 0; d < width; d += LANES) {
+            Lanes value = load_up_to(from + d, static_cast<int>(width - d));
+            if (HAS_SCALES<T>) value = value * all(scale_of(from, width, d));
+            store(to + d, value);
+        }
         return to;
     }
 
@@ -297,7 +304,9 @@ struct Attention {
 };
 
 INLINE void attend(const AttentionJob& job, int64_t unit) {
-    if (job.cache.is_bf16)
+    if (job.cache.type == CACHE_INT8)
+        Attention<int8_t>(job, job.plan.units[unit]).run();
+    else if (job.cache.type == CACHE_BF16)
         Attention<bf16>(job, job.plan.units[unit]).run();
     else
         Attention<float>(job, job.plan.units[unit]).run();

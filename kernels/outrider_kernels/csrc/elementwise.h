@@ -1,6 +1,7 @@
 // The small operations between the products, on one row at a time: its result is its own matter.
 #pragma once
 
+#include "cache_rows.h"
 #include "kernels.h"
 #include "lanes.h"
 
@@ -45,42 +46,42 @@ INLINE Lanes silu(Lanes gate, Lanes up) {
     return gate / (all(1.0f) + exp2(gate * all(-LOG2_E))) * up;
 }
 
-// One head's halves, turned against each other; out may be x.
-template <class T>
-INLINE void turn(const float* x, const float* cos, const float* signed_sin, int64_t width, T* out) {
+// One head's halves, turned against each other in place.
+INLINE void turn(float* x, const float* cos, const float* signed_sin, int64_t width) {
     int64_t half = width / 2;
     each_lanes(half, [&](int64_t i, int n) INLINE_LAMBDA {
         Lanes a = load_some(x + i, n), b = load_some(x + half + i, n);
         Lanes left = b * load_some(signed_sin + i, n);
         Lanes right = a * load_some(signed_sin + half + i, n);
-        store_some(out + i, fma(a, load_some(cos + i, n), left), n);
-        store_some(out + half + i, fma(b, load_some(cos + half + i, n), right), n);
+        store_some(x + i, fma(a, load_some(cos + i, n), left), n);
+        store_some(x + half + i, fma(b, load_some(cos + half + i, n), right), n);
     });
 }
 
-// Queries in place; keys and values to their slot of the cache.
+// Queries and keys in place; keys and values to their slot of the cache.
 template <class T>
 void rotate_row(const RotaryJob& job, int64_t row) {
     const AttentionShape& shape = job.shape;
-    int64_t width = shape.head_dim, kv_width = shape.kv_heads * width;
+    int64_t width = shape.head_dim, size = row_size<T>(width);
     const float* cos = job.cos + job.positions[row] * width;
     const float* signed_sin = job.signed_sin + job.positions[row] * width;
     float* q = job.qkv + row * (shape.heads + 2 * shape.kv_heads) * width;
-    for (int64_t head = 0; head < shape.heads; head++)
-        turn(q + head * width, cos, signed_sin, width, q + head * width);
+    for (int64_t head = 0; head < shape.heads + shape.kv_heads; head++)
+        turn(q + head * width, cos, signed_sin, width);
     const float* k = q + shape.heads * width;
-    const float* v = k + kv_width;
-    T* k_slot = static_cast<T*>(job.cache.keys) + job.slots[row] * kv_width;
-    T* v_slot = static_cast<T*>(job.cache.values) + job.slots[row] * kv_width;
-    for (int64_t head = 0; head < shape.kv_heads; head++)
-        turn(k + head * width, cos, signed_sin, width, k_slot + head * width);
-    each_lanes(kv_width, [&](int64_t i, int n) INLINE_LAMBDA {
-        store_some(v_slot + i, load_some(v + i, n), n);
-    });
+    const float* v = k + shape.kv_heads * width;
+    T* k_slot = static_cast<T*>(job.cache.keys) + job.slots[row] * shape.kv_heads * size;
+    T* v_slot = static_cast<T*>(job.cache.values) + job.slots[row] * shape.kv_heads * size;
+    for (int64_t head = 0; head < shape.kv_heads; head++) {
+        put_row(k + head * width, width, k_slot + head * size);
+        put_row(v + head * width, width, v_slot + head * size);
+    }
 }
 
 INLINE void rotate(const RotaryJob& job, int64_t row) {
-    if (job.cache.is_bf16)
+    if (job.cache.type == CACHE_INT8)
+        rotate_row<int8_t>(job, row);
+    else if (job.cache.type == CACHE_BF16)
         rotate_row<bf16>(job, row);
     else
         rotate_row<float>(job, row);

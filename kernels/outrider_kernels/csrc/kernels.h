@@ -31,10 +31,12 @@ struct AttentionShape {
     int64_t heads, kv_heads, head_dim;
 };
 
-// [blocks, block_size, kv_heads, head_dim] of one layer.
+enum CacheType : int64_t { CACHE_FLOAT32, CACHE_BF16, CACHE_INT8 };
+
+// [blocks, block_size, kv_heads, row] of one layer; a row is what cache_rows.h says.
 struct Cache {
     void *keys, *values;
-    int64_t is_bf16;
+    int64_t type;
 };
 
 struct AttentionJob {
@@ -139,5 +141,6 @@ struct Kernels {
 
 constexpr int64_t STRIP = 32;  // columns of a weight
 constexpr int64_t GROUP = 32;  // inputs with a scale of their own, in int8
+constexpr int64_t KV_GROUP = 32;  // values of a head with a scale of their own, in an int8 cache
 constexpr int64_t SPLIT_KEYS = 256;  // a split of the keys begins at each multiple of this position
 constexpr int64_t PARTIAL_EXTRA = 16;  // floats of a partial row beside the values

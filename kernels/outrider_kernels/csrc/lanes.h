@@ -38,6 +38,7 @@ INLINE uint32_t bits_of_float(float x) {
 
 INLINE float to_float(float x) { return x; }
 INLINE float to_float(bf16 x) { return float_of_bits(uint32_t{x.bits} << 16); }
+INLINE float to_float(int8_t x) { return static_cast<float>(x); }
 
 INLINE void from_float(float x, float& out) { out = x; }
 INLINE void from_float(float x, bf16& out) {
@@ -58,6 +59,10 @@ INLINE Lanes load(const float* p) { return {_mm512_loadu_ps(p)}; }
 INLINE Lanes load(const bf16* p) {
     __m256i narrow = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(narrow), 16))};
+}
+INLINE Lanes load(const int8_t* p) {
+    __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow))};
 }
 INLINE void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
 INLINE Lanes all(float x) { return {_mm512_set1_ps(x)}; }
@@ -106,7 +111,12 @@ INLINE __m256 widen(const bf16* p) {
     __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(narrow), 16));
 }
+INLINE __m256 widen(const int8_t* p) {
+    __m128i narrow = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(narrow));
+}
 INLINE Lanes load(const bf16* p) { return {widen(p), widen(p + 8)}; }
+INLINE Lanes load(const int8_t* p) { return {widen(p), widen(p + 8)}; }
 INLINE void store(float* p, Lanes a) {
     _mm256_storeu_ps(p, a.low);
     _mm256_storeu_ps(p + 8, a.high);
@@ -236,6 +246,12 @@ INLINE Lanes load_first(const T* p, int n) {
     float padded[LANES] = {};
     for (int i = 0; i < n; i++) padded[i] = to_float(p[i]);
     return load(padded);
+}
+
+// All 16, or the first n values and zeros; n may be less than nothing.
+template <class T>
+INLINE Lanes load_up_to(const T* p, int n) {
+    return n >= LANES ? load(p) : n > 0 ? load_first(p, n) : all(0.0f);
 }
 
 template <class T>

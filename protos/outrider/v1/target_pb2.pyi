@@ -132,20 +132,24 @@ class TargetLoad(_message.Message):
     def __init__(self, running: _Optional[int] = ..., waiting: _Optional[int] = ..., started: _Optional[int] = ..., finished: _Optional[int] = ..., failed: _Optional[int] = ..., cancelled: _Optional[int] = ..., refused: _Optional[int] = ..., steps: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., preemptions: _Optional[int] = ..., last_step_s: _Optional[float] = ..., prefilled_tokens: _Optional[int] = ...) -> None: ...
 
 class BlockPoolStatus(_message.Message):
-    __slots__ = ("total", "free", "used", "block_size", "integrity_errors", "wasted_slots")
+    __slots__ = ("total", "free", "used", "block_size", "integrity_errors", "wasted_slots", "kv_dtype", "block_bytes")
     TOTAL_FIELD_NUMBER: _ClassVar[int]
     FREE_FIELD_NUMBER: _ClassVar[int]
     USED_FIELD_NUMBER: _ClassVar[int]
     BLOCK_SIZE_FIELD_NUMBER: _ClassVar[int]
     INTEGRITY_ERRORS_FIELD_NUMBER: _ClassVar[int]
     WASTED_SLOTS_FIELD_NUMBER: _ClassVar[int]
+    KV_DTYPE_FIELD_NUMBER: _ClassVar[int]
+    BLOCK_BYTES_FIELD_NUMBER: _ClassVar[int]
     total: int
     free: int
     used: int
     block_size: int
     integrity_errors: _containers.RepeatedScalarFieldContainer[str]
     wasted_slots: int
-    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., used: _Optional[int] = ..., block_size: _Optional[int] = ..., integrity_errors: _Optional[_Iterable[str]] = ..., wasted_slots: _Optional[int] = ...) -> None: ...
+    kv_dtype: str
+    block_bytes: int
+    def __init__(self, total: _Optional[int] = ..., free: _Optional[int] = ..., used: _Optional[int] = ..., block_size: _Optional[int] = ..., integrity_errors: _Optional[_Iterable[str]] = ..., wasted_slots: _Optional[int] = ..., kv_dtype: _Optional[str] = ..., block_bytes: _Optional[int] = ...) -> None: ...
 
 class DrafterStatus(_message.Message):
     __slots__ = ("address", "state", "reason", "instance_id", "sequences", "connect_attempts", "round_trip_s", "weights_fingerprint", "load")

@@ -1,0 +1,17 @@
+"""How wide a row of the cache is: what it holds of one token and KV head. Needs no torch."""
+
+from __future__ import annotations
+
+KV_GROUP = 32
+"""Values next to each other with one scale in an int8 cache, as csrc/kernels.h has it."""
+_SCALE_BYTES = 2
+
+
+def num_groups(head_dim: int) -> int:
+    """Scales of a row."""
+    return -(-head_dim // KV_GROUP)
+
+
+def int8_row_bytes(head_dim: int) -> int:
+    """Of a row in int8: its values and its scales."""
+    return head_dim + _SCALE_BYTES * num_groups(head_dim)
