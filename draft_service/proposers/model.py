@@ -20,6 +20,7 @@ from draft_service.proposers.cache_plan import CachePlan, Share
 from draft_service.sessions import Opening, Session
 from outrider.engine.batch import Batch
 from outrider.engine.block_pool import BLOCK_SIZE, BlockPool
+from outrider.engine.choosing import Rows, choose_tokens
 from outrider.engine.config import ModelConfig
 from outrider.engine.device import free_bytes
 from outrider.engine.fingerprints import token_table_hash
@@ -156,30 +157,47 @@ def _compute(
 
     None where the prefix does not end, or where there is no token to take.
     """
-    rows = iter(runner.forward(Batch([share.item for share in shares])))
+    logits = runner.forward(Batch([share.item for share in shares]))
+    parts = logits.split([share.item.num_logits for share in shares])
+    wanted = {
+        i: Rows(rows[:, :vocab_size], chooser, share.tokens_before)
+        for i, (share, rows, (chooser, vocab_size)) in enumerate(
+            zip(shares, parts, choosers, strict=True)
+        )
+        if len(rows) and not share.session.opening.sends_probs
+    }
+    chosen = choose_tokens(list(wanted.values()), runner.model.ops.choose)
+    tokens = dict(zip(wanted, chosen, strict=True))
     found: list[_Guess | None] = []
-    for share, (chooser, vocab_size) in zip(shares, choosers, strict=True):
-        if share.item.num_logits == 0:
+    for i, (share, rows) in enumerate(zip(shares, parts, strict=True)):
+        if not len(rows):
             found.append(None)
             continue
-        row = next(rows)
+        chooser, vocab_size = choosers[i]
         try:
-            found.append(_guess(row, chooser, vocab_size, share))
+            found.append(_guess(rows[0], chooser, vocab_size, share, tokens.get(i)))
         except BadLogits as error:
-            if not row.isfinite().all():
+            if not rows[0].isfinite().all():
                 raise  # the model's fault, and not that of the sequence's settings
             log.warning("no token to propose", reason=str(error))
             found.append(None)
     return found
 
 
-def _guess(row: torch.Tensor, chooser: TokenChooser, vocab_size: int, share: Share) -> _Guess:
-    shared_row, before = row[:vocab_size], share.tokens_before
-    if share.session.opening.sends_probs:
-        token, probs = draw_draft(chooser, shared_row, before)
+def _guess(
+    row: torch.Tensor,
+    chooser: TokenChooser,
+    vocab_size: int,
+    share: Share,
+    chosen: list[int] | Exception | None,
+) -> _Guess:
+    """`chosen` is the drafter's own token; None where it is to be drawn by chance."""
+    if isinstance(chosen, Exception):
+        raise chosen
+    if chosen is None:
+        token, probs = draw_draft(chooser, row[:vocab_size], share.tokens_before)
         return _Guess(token, logprobs(row, token)[0], (probs,))
-    token = chooser.choose(shared_row, before)
-    return _Guess(token, logprobs(row, token)[0])
+    return _Guess(chosen[0], logprobs(row, chosen[0])[0])
 
 
 def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:

@@ -137,6 +137,12 @@ class PackJob(ctypes.Structure):
     _fields_ = [*_pointers("weight strips"), *_numbers("num_in num_out is_bf16 weight_type")]
 
 
+class ChooseJob(ctypes.Structure):
+    """Arguments of `choose`."""
+
+    _fields_ = _fields("choices", "num_choices num_threads")
+
+
 class Library:
     """The kernels for one instruction set; calls release the interpreter's lock."""
 
@@ -150,6 +156,7 @@ class Library:
         self.rotary: Callable[[Any, Any], None] = _function(dll, "outrider_rotary")
         self.pack: Callable[[Any], None] = _function(dll, "outrider_pack", num_arguments=1)
         self.step: Callable[[Any, Any], None] = _function(dll, "outrider_step")
+        self.choose: Callable[[Any, Any], None] = _function(dll, "outrider_choose")
         self._set_spin = dll.outrider_set_spin
         self._set_spin.argtypes, self._set_spin.restype = [ctypes.c_int64], None
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 
-from outrider_kernels import native_attention, native_linear, native_rows
+from outrider_kernels import native_attention, native_linear, native_rows, native_sampling
 from outrider_kernels.attention import AttentionPlan, paged_attention, plan_attention
 from outrider_kernels.elementwise import rms_norm, silu_mul
 from outrider_kernels.kv_write import rotate_and_write
@@ -19,6 +19,7 @@ from outrider_kernels.native_attention import NativePlan
 from outrider_kernels.native_build import Unavailable
 from outrider_kernels.native_decoder import NativeDecoder
 from outrider_kernels.native_library import NATIVE_VERSION, Library, load_library
+from outrider_kernels.native_sampling import Choice
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +54,9 @@ class Ops:
     """With a plan of this `plan_attention`."""
     decoder: Callable[..., NativeDecoder] | None = None
     """Where a whole step is one call: made of a model's weights, in place of the other ones."""
+    choose: Callable[[Sequence[Choice]], list[list[int]]] | None = None
+    """The tokens of a step's rows, on the CPU wherever they come from; None: the engine's numpy,
+    which chooses the same."""
 
     @property
     def min_rows(self) -> int:
@@ -116,4 +120,5 @@ def native_ops(library: Library, *, int8: bool = False) -> Ops:
         plan_attention=native_attention.plan_attention,
         paged_attention=partial(native_attention.paged_attention, library),
         decoder=partial(NativeDecoder, library),
+        choose=partial(native_sampling.choose, library),
     )

@@ -19,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.params import SamplingParams
+from outrider_kernels.mass import masses_of, weights_of
 from outrider_kernels.noise import (
     MAX_GUMBEL,
     Stream,
@@ -130,7 +131,7 @@ class TokenChooser:
         if not top_k and params.top_p >= 1.0:
             if params.min_p == 0.0:
                 return Candidates(np.arange(scores.size), scores)
-            ids = np.flatnonzero(np.exp(scores) >= np.float32(params.min_p))
+            ids = np.flatnonzero(weights_of(scores) >= np.float32(params.min_p))
             return Candidates(ids, scores[ids])
         return keep_best(scores, top_k, params.top_p, params.min_p)
 
@@ -140,9 +141,9 @@ def keep_best(scores: Floats, top_k: int, top_p: float = 1.0, min_p: float = 0.0
 
     Sorts only as many of the best as they can keep.
     """
-    weights = None if top_k else np.exp(scores)  # not normalised
-    mass = 0.0 if weights is None else top_p * float(weights.sum())
-    ids = _head(scores, weights, top_k, mass)
+    masses = None if top_k else masses_of(weights_of(scores))
+    allowed = 0.0 if masses is None else top_p * float(masses.sum())
+    ids = _head(scores, masses, top_k, allowed)
     scores = scores[ids]
     # Scores are at most 0: the bits of -score rise as the score falls; ids rise with their place.
     keys = np.abs(scores).view(np.uint32).astype(np.uint64) << np.uint64(32)
@@ -151,11 +152,12 @@ def keep_best(scores: Floats, top_k: int, top_p: float = 1.0, min_p: float = 0.0
     ids, scores = ids[order], scores[order]
     if top_k:
         ids, scores = ids[:top_k], scores[:top_k]
-    weights = np.exp(scores)
+    weights = weights_of(scores)
     if top_p < 1.0:
+        masses = masses_of(weights)
         if top_k:
-            mass = top_p * float(weights.sum())
-        num_kept = 1 + int(np.searchsorted(np.cumsum(weights, dtype=np.float64), mass))
+            allowed = top_p * float(masses.sum())
+        num_kept = 1 + int(np.searchsorted(np.cumsum(masses).astype(np.float64), allowed))
         ids, scores, weights = ids[:num_kept], scores[:num_kept], weights[:num_kept]
     if min_p > 0.0:
         kept = weights >= np.float32(min_p)
@@ -163,15 +165,11 @@ def keep_best(scores: Floats, top_k: int, top_p: float = 1.0, min_p: float = 0.0
     return Candidates(ids, scores)
 
 
-def _head(scores: Floats, weights: Floats | None, top_k: int, mass: float) -> Ids:
-    """Ids, rising, among which are the top_k best, or the best ones that weigh `mass` together."""
+def _head(scores: Floats, masses: Ids | None, top_k: int, allowed: float) -> Ids:
+    """Ids, rising, among which are the top_k best, or the best ones that weigh `allowed`."""
     for depth in _HEAD_DEPTHS:
         ids = np.flatnonzero(scores > np.float32(-depth))
-        if weights is None:
-            enough = ids.size >= top_k
-        else:
-            # The margin covers the different orders of summation here and in the filter.
-            enough = float(weights[ids].sum(dtype=np.float64)) >= mass * (1 + 1e-4)
+        enough = ids.size >= top_k if masses is None else float(masses[ids].sum()) >= allowed
         if enough:
             return ids
     return np.arange(scores.size)

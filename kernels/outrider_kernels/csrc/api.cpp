@@ -50,6 +50,7 @@ void outrider_rotary(const Kernels* kernels, const RotaryJob* job) { kernels->ro
 void outrider_pack(const PackJob* job) { pack(*job); }
 void outrider_step(const Kernels* kernels, const StepJob* job) { kernels->step(job); }
 void outrider_set_spin(int64_t microseconds) { set_spin(microseconds); }
+void outrider_choose(const Kernels* kernels, const ChooseJob* job) { kernels->choose(job); }
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -2,6 +2,7 @@
 // flags for it. Uses no template or inline function of the standard library: the linker would keep
 // one copy of it for all sets.
 #include "decoder.h"
+#include "sampling.h"
 
 #define NAME_OF(isa) #isa
 #define STRING(isa) NAME_OF(isa)
@@ -83,7 +84,11 @@ void step(const StepJob* job) {
         &prepared);
 }
 
+void choose(const ChooseJob* job) {
+    run_units(*job, job->num_choices, [](const ChooseJob& all, int64_t i) { choose(all.choices[i]); });
+}
+
 }  // namespace
 
 extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {STRING(ISA), linear, attention, norm, silu_mul, rotary, step};
+const Kernels TABLE(ISA) = {STRING(ISA), linear, attention, norm, silu_mul, rotary, step, choose};

@@ -129,6 +129,20 @@ struct PackJob {
 
 void pack(const PackJob& job);
 
+// One sequence's rows of logits, at positions from `position` on, and how a token is chosen.
+struct Choice {
+    const float* logits;  // [num_rows], rows `stride` apart
+    int64_t* tokens;      // [num_rows], the expected ones; the chosen ones take their places
+    int64_t num_rows, num_chosen, stride, num_ids, position, top_k;
+    uint64_t seed;
+    double temperature, top_p, min_p;
+};
+
+struct ChooseJob {
+    Choice* choices;
+    int64_t num_choices, num_threads;
+};
+
 struct Kernels {
     const char* name;
     void (*linear)(const LinearJob*);
@@ -137,6 +151,7 @@ struct Kernels {
     void (*silu)(const SiluJob*);
     void (*rotary)(const RotaryJob*);
     void (*step)(const StepJob*);
+    void (*choose)(const ChooseJob*);
 };
 
 constexpr int64_t STRIP = 32;  // columns of a weight
