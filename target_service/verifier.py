@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.engine.batch import BatchItem
+from outrider.engine.choosing import Choose, Rows, choose_tokens
 from outrider.engine.rejection import replacement
 from outrider.engine.runner import Runner
 from outrider.engine.sampling import TokenChooser, logprobs
@@ -56,21 +57,35 @@ class Verifier:
         Raises what the forward raises: that concerns everybody in the step.
         """
         logits = self._runner.forward(plan.batch)  # [num_logits, vocab]
+        parts = logits.split([item.num_logits for item in plan.batch.items])
+        chosen = self._choose(plan, parts)
         verdicts: list[Outcome] = []
-        row = 0
-        for share, item in zip(plan.shares, plan.batch.items, strict=True):
+        for i, (share, item) in enumerate(zip(plan.shares, plan.batch.items, strict=True)):
             if item.num_logits == 0:
                 verdicts.append(None)
                 continue
-            chooser = share.request.chooser
-            assert isinstance(chooser, TokenChooser)
-            rows = logits[row : row + item.num_logits]
             try:
-                verdicts.append(judge(rows, chooser, share, item))
+                verdicts.append(judge(parts[i], chosen.get(i), share, item))
             except Exception as error:  # the batcher logs it and fails this request
                 verdicts.append(Failure(error))
-            row += item.num_logits
         return verdicts
+
+    def _choose(
+        self, plan: Plan, parts: Sequence[torch.Tensor]
+    ) -> dict[int, list[int] | Exception]:
+        """The target's own tokens for all shares that want them and are not left to chance."""
+        wanted = {
+            i: Rows(
+                rows[share.num_prompt_rows :] if share.num_prompt_rows else rows,
+                _chooser(share),
+                share.request.sequence.token_ids,
+                share.drafts,
+            )
+            for i, (share, rows) in enumerate(zip(plan.shares, parts, strict=True))
+            if len(rows) > share.num_prompt_rows and not share.draft_probs
+        }
+        found = choose_tokens(list(wanted.values()), self._runner.model.ops.choose)
+        return dict(zip(wanted, found, strict=True))
 
 
 Outcome = Verdict | Failure | None
@@ -78,20 +93,24 @@ Outcome = Verdict | Failure | None
 
 def judge(
     logits: torch.Tensor,  # [num_logits of the item, vocab]
-    chooser: TokenChooser,
+    chosen: list[int] | Exception | None,
     share: Planned,
     item: BatchItem,
 ) -> Verdict:
-    """All that is to be said of one share of a step."""
+    """All that is to be said of one share of a step; `chosen` are the target's own tokens."""
+    if isinstance(chosen, Exception):
+        raise chosen
     prompt = score_prompt(logits[: share.num_prompt_rows], share, item.start)
     rows = logits[share.num_prompt_rows :]
     if not len(rows):
         return Verdict([], 0, prompt=prompt)
-    confirmed = share.request.sequence.token_ids
-    if share.draft_probs:
-        verdict = verify_by_rejection(rows, chooser, confirmed, share.drafts, share.draft_probs)
+    if chosen is None:
+        confirmed = share.request.sequence.token_ids
+        verdict = verify_by_rejection(
+            rows, _chooser(share), confirmed, share.drafts, share.draft_probs
+        )
     else:
-        verdict = verify(rows, chooser, confirmed, share.drafts)
+        verdict = Verdict(chosen, len(chosen) - 1)
     wanted = share.request.params.answer.logprobs
     if wanted is None and not prompt:
         return verdict
@@ -153,14 +172,16 @@ def verify(
     chooser: TokenChooser,
     confirmed: Sequence[int],
     drafts: Sequence[int],
+    choose: Choose | None = None,
 ) -> Verdict:
     """Accept drafts while they equal the target's own choice (Daliri et al., arXiv 2408.07978)."""
-    history = [*confirmed]
-    chosen: list[int] = []
-    for position in range(1 + len(drafts)):
-        token = chooser.choose(logits[position], history)
-        chosen.append(token)
-        if position == len(drafts) or drafts[position] != token:
-            break
-        history.append(token)
-    return Verdict(tokens=chosen, num_accepted=len(chosen) - 1)
+    chosen = choose_tokens([Rows(logits, chooser, confirmed, drafts)], choose)[0]
+    if isinstance(chosen, Exception):
+        raise chosen
+    return Verdict(chosen, len(chosen) - 1)
+
+
+def _chooser(share: Planned) -> TokenChooser:
+    chooser = share.request.chooser
+    assert isinstance(chooser, TokenChooser)
+    return chooser

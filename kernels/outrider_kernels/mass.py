@@ -1,11 +1,11 @@
-"""What tokens weigh against each other: exp of their scores, in sums that are the same in any order.
+"""What tokens weigh against each other: exp of their scores, in sums that no order changes.
 
 A filter that keeps "the best tokens that make up 95 %" compares sums of many small numbers, and
 float sums depend on their order. Here every weight is a whole number of a small unit, so sums are
 exact; and exp is a fixed sequence of single float32 operations, as the logarithm of `noise` is. An
 implementation in another language that does these gives the same tokens, always.
 
-    x = score * log2(e)      n = x rounded to nearest even      f = x - n
+    x = score * log2(e), at least -126      n = x rounded to nearest even      f = x - n
     weight = P(f) * 2**n, and 0 where x < -125                  P(f) near 2**f, exactly 1 at 0
     mass = weight * 2**36, rounded to nearest even
 """
@@ -37,16 +37,15 @@ _COEFFICIENTS = tuple(
 
 def weights_of(scores: NDArray[np.float32]) -> NDArray[np.float32]:
     """exp(score) for scores of at most 0, within 2e-6 of itself; exactly 1 for 0."""
-    x = scores * _LOG2_E
-    shifted = np.maximum(x, _LEAST) + _WHOLE
-    with np.errstate(invalid="ignore"):  # of -inf comes no number, and then zero
-        f = x - (shifted - _WHOLE)
-        y = f * _COEFFICIENTS[0]
-        y += _COEFFICIENTS[1]
-        for coefficient in _COEFFICIENTS[2:]:
-            y *= f
-            y += coefficient
-        y *= ((shifted.view(np.int32) - (0x4B400000 - 127)) << 23).view(np.float32)
+    x = np.maximum(scores * _LOG2_E, _LEAST)
+    shifted = x + _WHOLE
+    f = x - (shifted - _WHOLE)
+    y = f * _COEFFICIENTS[0]
+    y += _COEFFICIENTS[1]
+    for coefficient in _COEFFICIENTS[2:]:
+        y *= f
+        y += coefficient
+    y *= ((shifted.view(np.int32) - (0x4B400000 - 127)) << 23).view(np.float32)
     weights: NDArray[np.float32] = np.where(x < _ZERO_BELOW, np.float32(0), y)
     return weights
 

@@ -3,7 +3,7 @@
 Every position uses it: without drafts, at a draft's position, after a mismatch, for the bonus
 token, and in a drafter that guesses with the same settings. It looks at one row at a time with
 numpy (one thread, fixed order of every sum), so neither batch mates nor thread counts can change a
-choice.
+choice. `choosing` has it done by compiled code, which chooses the same.
 
 The filters run in one order: repetition, frequency and presence penalties, bias, minimum length;
 then, unless greedy, temperature, top_k, top_p, min_p. Ties go to the lowest id everywhere.
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from outrider.params import SamplingParams
 from outrider_kernels.mass import masses_of, weights_of
+from outrider_kernels.native_sampling import Choice
 from outrider_kernels.noise import (
     MAX_GUMBEL,
     Stream,
@@ -86,6 +87,34 @@ class TokenChooser:
             return best
         candidates = self._filter(logits)
         return pick(candidates, self.sampling.seed, len(history), Stream.EXACT)
+
+    def takes_logits_as_they_are(self, num_tokens: int) -> bool:
+        """Whether nothing that was said before changes the logits behind so many tokens."""
+        params = self.sampling
+        short = num_tokens - self._prompt_len < self._min_tokens and self._stop_ids.size > 0
+        penalties = params.frequency_penalty or params.presence_penalty
+        return not (short or penalties or self._bias_ids.size) and params.repetition_penalty == 1.0
+
+    def adjusted(self, logits_row: torch.Tensor, history: Sequence[int]) -> torch.Tensor:
+        """The row behind penalties, bias and minimum length: what `choice` takes."""
+        return torch.from_numpy(self._adjust(logits_row.numpy(), history))
+
+    def choice(self, logits: torch.Tensor, position: int, drafts: Sequence[int] = ()) -> Choice:
+        """These settings for compiled code, on adjusted rows [1 + len(drafts), vocab]."""
+        if logits.shape[1] != self._vocab_size:
+            raise ValueError(f"expected rows of {self._vocab_size} logits, got {logits.shape}")
+        params = self.sampling
+        return Choice(
+            logits,
+            min(self._num_tokens, self._vocab_size),
+            position,
+            drafts,
+            params.seed,
+            params.temperature,
+            params.top_k,
+            params.top_p,
+            params.min_p,
+        )
 
     def candidates(self, logits_row: torch.Tensor, history: Sequence[int]) -> Candidates:
         """What the filters keep, in no particular order; a greedy setting keeps its one token."""

@@ -10,8 +10,8 @@ constexpr float MASS_OF_ONE = 68719476736.0f;  // 2**36
 
 // exp(score) for scores of at most 0, without fused operations.
 INLINE Lanes weights_of(Lanes scores) {
-    Lanes x = scores * all(LOG2_E);
-    Lanes shifted = max(all(-126.0f), x) + all(12582912.0f);
+    Lanes x = max(all(-126.0f), scores * all(LOG2_E));
+    Lanes shifted = x + all(12582912.0f);
     Lanes f = x - (shifted - all(12582912.0f));
     Lanes y = f * all(1.326472731307149e-3f);
     y = y + all(9.671512991189957e-3f);
