@@ -57,7 +57,7 @@ class Verifier:
         Raises what the forward raises: that concerns everybody in the step.
         """
         logits = self._runner.forward(plan.batch)  # [num_logits, vocab]
-        parts = logits.split([item.num_logits for item in plan.batch.items])
+        parts = torch.split(logits, [item.num_logits for item in plan.batch.items])
         chosen = self._choose(plan, parts)
         verdicts: list[Outcome] = []
         for i, (share, item) in enumerate(zip(plan.shares, plan.batch.items, strict=True)):

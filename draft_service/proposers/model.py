@@ -158,7 +158,7 @@ def _compute(
     None where the prefix does not end, or where there is no token to take.
     """
     logits = runner.forward(Batch([share.item for share in shares]))
-    parts = logits.split([share.item.num_logits for share in shares])
+    parts = torch.split(logits, [share.item.num_logits for share in shares])
     wanted = {
         i: Rows(rows[:, :vocab_size], chooser, share.tokens_before)
         for i, (share, rows, (chooser, vocab_size)) in enumerate(

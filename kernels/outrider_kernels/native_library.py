@@ -140,7 +140,11 @@ class PackJob(ctypes.Structure):
 class ChooseJob(ctypes.Structure):
     """Arguments of `choose`."""
 
-    _fields_ = _fields("choices", "num_choices num_threads")
+    _fields_ = [
+        ("choices", ctypes.c_void_p),
+        ("num_choices", ctypes.c_int64),
+        ("num_threads", ctypes.c_int64),
+    ]
 
 
 class Library:
