@@ -140,11 +140,7 @@ class PackJob(ctypes.Structure):
 class ChooseJob(ctypes.Structure):
     """Arguments of `choose`."""
 
-    _fields_ = [
-        ("choices", ctypes.c_void_p),
-        ("num_choices", ctypes.c_int64),
-        ("num_threads", ctypes.c_int64),
-    ]
+    _fields_ = [*_pointers("choices"), *_numbers("num_choices num_threads")]
 
 
 class Library:
