@@ -32,7 +32,13 @@ def _norm(dtype: str, block: int, unit: int, adds: bool) -> Variant:
     )
 
 
-NORM = {key: _norm(*key) for key in product(FLOATS, NORM_BLOCKS, UNITS, (False, True))}
+UNALIGNED_BLOCK = 1024
+"""For all widths and strides that are no multiple of 8: no real model has any."""
+_BLOCKS = (*((block, 8) for block in NORM_BLOCKS), (UNALIGNED_BLOCK, 1))
+NORM = {
+    (dtype, *block, adds): _norm(dtype, *block, adds)
+    for dtype, block, adds in product(FLOATS, _BLOCKS, (False, True))
+}
 """(type, block, unit, whether it adds to the residual first)"""
 
 
@@ -49,6 +55,125 @@ SILU = {key: _silu(*key) for key in product(FLOATS, UNITS)}
 """(type, unit)"""
 
 
+PAGE_SIZE = 16
+"""Tokens of a block of the cache."""
+KEY_TILE = 64
+"""Keys that a step of attention's loop takes at most; splits are multiples of it."""
+HEAD_DIMS = (16, 32, 64, 80, 96, 128)
+"""16 and 32 in float32 only: models of tests."""
+BLOCK_ROWS = (16, 32, 64, 128)
+"""Rows of a tile: (token, head of the group) pairs. Only the first two in float32, whose products
+need many registers."""
+CACHES = {"bf16": "plain", "fp16": "plain", "fp32": "plain", "i8": "int8", "u8": "e4m3"}
+
+
+def _attention(dtype: str, cache: str, head_dim: int, block_m: int) -> Variant:
+    types = [
+        ("q", f"*{dtype}"),
+        ("k_cache", f"*{cache}"),
+        ("v_cache", f"*{cache}"),
+        ("k_scales", "*fp32"),
+        ("v_scales", "*fp32"),
+        ("out", f"*{dtype}"),
+        ("partials", "*fp32"),
+        ("partial_logs", "*fp32"),
+        ("units", "*i32"),
+        ("blocks", "*i32"),
+        ("group", "i32"),
+        ("kv_heads", "i32"),
+        ("scale_log2", "fp32"),
+    ]
+    padded = 1 << (head_dim - 1).bit_length()
+    # What keeps sums, weights and the addresses of the next keys in registers on every chip.
+    is_wide = dtype == "fp32" or block_m * padded >= 64 * 128
+    tile = 16 if dtype == "fp32" else 32 if block_m * padded >= 128 * 128 else KEY_TILE
+    constants = (
+        ("HEAD_DIM", head_dim),
+        ("PADDED_DIM", padded),
+        ("PAGE", PAGE_SIZE),
+        ("BLOCK_M", block_m),
+        ("TILE", tile),
+        ("CACHE", CACHES[cache]),
+    )
+    return Variant(
+        "attention.attention_kernel",
+        tuple(types),
+        constants,
+        num_warps=8 if is_wide else 4,
+        max_registers=255,
+        copies_16_bytes=head_dim >= 64,
+    )
+
+
+def _attention_keys() -> list[tuple[str, str, int, int]]:
+    wide = [
+        (dtype, cache, head_dim, rows)
+        for dtype in ("bf16", "fp16")
+        for cache in (dtype, "i8", "u8")
+        for head_dim in HEAD_DIMS[2:]
+        for rows in BLOCK_ROWS
+    ]
+    return [*wide, *(("fp32", "fp32", d, rows) for d in HEAD_DIMS for rows in BLOCK_ROWS[:2])]
+
+
+ATTENTION = {key: _attention(*key) for key in _attention_keys()}
+"""(type, type of the cache, head size, rows of a tile)"""
+
+
+def _merge(dtype: str, head_dim: int) -> Variant:
+    pointers = [("partials", "*fp32"), ("partial_logs", "*fp32"), ("out", f"*{dtype}")]
+    padded = 1 << (head_dim - 1).bit_length()
+    return Variant(
+        "attention.merge_kernel",
+        (*pointers, ("merges", "*i32"), ("heads", "i32")),
+        (("HEAD_DIM", head_dim), ("PADDED_DIM", padded)),
+        num_warps=1,
+    )
+
+
+MERGE = {key: _merge(*key) for key in product(FLOATS, HEAD_DIMS)}
+"""(type, head size)"""
+
+
+HEADS_BLOCK = 8
+"""Heads of a row that one program rotates and writes."""
+
+
+def _rotary(dtype: str, cache: str, head_dim: int) -> Variant:
+    types = [
+        ("queries_keys", f"*{dtype}"),
+        ("values", f"*{dtype}"),
+        ("cos", "*fp32"),
+        ("signed_sin", "*fp32"),
+        ("slots", "*i64"),
+        ("q", f"*{dtype}"),
+        ("k_cache", f"*{cache}"),
+        ("v_cache", f"*{cache}"),
+        ("k_scales", "*fp32"),
+        ("v_scales", "*fp32"),
+    ]
+    numbers = ("qk_stride", "v_stride", "num_tokens", "heads", "kv_heads")
+    padded = 1 << (head_dim - 1).bit_length()
+    constants = (
+        ("HEAD_DIM", head_dim),
+        ("PADDED_DIM", padded),
+        ("HEADS", HEADS_BLOCK),
+        ("CACHE", CACHES[cache]),
+    )
+    return Variant(
+        "rotary_write.rotary_write_kernel",
+        (*types, *((name, "i32") for name in numbers)),
+        constants,
+        num_warps=max(1, padded // 32),
+        fuse_multiply_add=False,
+    )
+
+
+ROTARY = {key: _rotary(*key) for key in dict.fromkeys(key[:3] for key in ATTENTION)}
+"""(type, type of the cache, head size)"""
+
+
 def all_variants() -> list[Variant]:
     """All of the tables."""
-    return [*NORM.values(), *SILU.values()]
+    tables = (NORM, SILU, ROTARY, ATTENTION, MERGE)
+    return [variant for table in tables for variant in table.values()]

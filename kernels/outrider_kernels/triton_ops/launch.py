@@ -37,10 +37,4 @@ def launch(kernel: Any, grid: tuple[int, ...], variant: Variant, *args: Any) -> 
     """Run a kernel in a listed form; args are the run-time arguments in order."""
     if 0 in grid:
         return
-    kernel[grid](
-        *args,
-        **dict(variant.constants),
-        num_warps=variant.num_warps,
-        num_stages=variant.num_stages,
-        enable_fp_fusion=variant.fuse_multiply_add,
-    )
+    kernel[grid](*args, **dict(variant.constants), **variant.options)

@@ -11,7 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
-from outrider_kernels.triton_ops.configs import NORM, NORM_BLOCKS, SILU, SILU_BLOCK
+from outrider_kernels.triton_ops.configs import NORM, NORM_BLOCKS, SILU, SILU_BLOCK, UNALIGNED_BLOCK
 from outrider_kernels.triton_ops.launch import aligned, launch, type_name
 
 
@@ -52,7 +52,8 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     """x / sqrt(mean(x * x) + eps) * weight over the last dimension.
 
     x is [rows, width], or [rows, parts, width] with rows any distance apart; weight is float32,
-    [width] or [parts, width]. ValueError for another shape or type, and for rows over 16,384.
+    [width] or [parts, width]. ValueError for another shape or type, for rows over 16,384, and for
+    rows over 1,024 whose width or distance is no multiple of 8.
     """
     return _norm(x, None, weight, eps)
 
@@ -79,13 +80,14 @@ def _norm(
     dtype = type_name(x, "bf16", "fp16", "fp32")
     if weight.dtype != torch.float32 or weight.numel() != parts * width or x.dim() > 3:
         raise ValueError(f"weights of {list(weight.shape)} do not fit {list(x.shape)}")
-    if width > NORM_BLOCKS[-1]:
-        raise ValueError(f"rows of {width} values, at most {NORM_BLOCKS[-1]} are supported")
     dense = x.stride(-1) == 1 and (x.dim() == 2 or x.stride(1) == width)
     x = aligned(x if dense else x.contiguous())
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     unit = 8 if width % 8 == 0 and x.stride(0) % 8 == 0 else 1
-    block = max(NORM_BLOCKS[0], triton.next_power_of_2(width))
+    limit = NORM_BLOCKS[-1] if unit == 8 else UNALIGNED_BLOCK
+    if width > limit:
+        raise ValueError(f"rows of {width} values, {unit} by {unit}: at most {limit} are supported")
+    block = max(NORM_BLOCKS[0], triton.next_power_of_2(width)) if unit == 8 else UNALIGNED_BLOCK
     variant = NORM[dtype, block, unit, residual is not None]
     launch(
         rms_norm_kernel,

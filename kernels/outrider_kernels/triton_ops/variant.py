@@ -24,6 +24,8 @@ class Variant:
     num_stages: int = 3
     fuse_multiply_add: bool = True
     """False: a * b + c is rounded twice, as everywhere else."""
+    max_registers: int | None = None
+    """Of a thread. Unless it is told, NVIDIA's assembler may spill for room for another block."""
     copies_16_bytes: bool = False
     """Its loop must load with asynchronous copies of 16 bytes: tests look for them."""
 
@@ -31,5 +33,17 @@ class Variant:
     def name(self) -> str:
         """The kernel, what its pointers point to, and its constants."""
         pointers = "/".join(dict.fromkeys(t[1:] for _, t in self.types if t[0] == "*"))
-        constants = ",".join(f"{name}={value}" for name, value in self.constants)
-        return f"{self.kernel.split('.')[-1]}[{pointers};{constants}]"
+        constants = " ".join(f"{name}={value}" for name, value in self.constants)
+        return f"{self.kernel.split('.')[-1].removesuffix('_kernel')} {pointers} {constants}"
+
+    @property
+    def options(self) -> dict[str, int | bool]:
+        """How it is scheduled, in the words of Triton's launches."""
+        options: dict[str, int | bool] = {
+            "num_warps": self.num_warps,
+            "num_stages": self.num_stages,
+            "enable_fp_fusion": self.fuse_multiply_add,
+        }
+        if self.max_registers is not None:
+            options["maxnreg"] = self.max_registers
+        return options

@@ -109,9 +109,7 @@ def compile_for(variant: Variant, target: str) -> Compiled:
     source = ASTSource(
         fn=kernel, signature=signature, constexprs=dict(variant.constants), attrs=aligned
     )
-    options = {
-        "num_warps": variant.num_warps,
-        "num_stages": variant.num_stages,
-        "enable_fp_fusion": variant.fuse_multiply_add,
-    }
+    options = variant.options
+    if target.startswith("gfx"):
+        options.pop("maxnreg", None)  # NVIDIA's alone
     return Compiled(triton.compile(source, target=TARGETS[target], options=options), target)

@@ -33,7 +33,7 @@ def run_interpreted(file: Path, marker: str) -> None:
     assert done.returncode in allowed, f"{done.stdout}\n{done.stderr}"
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 def test_in_the_interpreter(file: Path) -> None:
     """The short tests."""
