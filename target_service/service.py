@@ -156,6 +156,7 @@ class TargetService:
         model = LlamaModel.load(
             folder, settings.dtype, settings.device, settings.kernels, settings.kv_dtype
         )
+        model.set_spin(settings.spin_us)
         size = PoolSize(
             settings.kv_tokens, settings.kv_blocks, settings.kv_bytes, settings.kv_fraction
         )

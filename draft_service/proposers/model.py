@@ -207,6 +207,7 @@ def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
     model = LlamaModel.load(
         folder, settings.dtype, settings.device, settings.kernels, settings.kv_dtype
     )
+    model.set_spin(settings.spin_us)
     each = block_bytes(model.config, BLOCK_SIZE, model.kv_dtype)
     size = PoolSize(tokens=settings.kv_tokens)
     num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))

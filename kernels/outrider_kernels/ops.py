@@ -52,6 +52,9 @@ class Ops:
     plan_attention: Callable[..., Plan]
     paged_attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
     """With a plan of this `plan_attention`."""
+    set_spin: Callable[[int], None] | None = None
+    """Of threads of its own: how many microseconds one that waits for others keeps its core busy
+    before it sleeps. None: there are only torch's, which are told before torch is loaded."""
     decoder: Callable[..., NativeDecoder] | None = None
     """Where a whole step is one call: made of a model's weights, in place of the other ones."""
     choose: Callable[[Sequence[Choice]], list[list[int]]] | None = None
@@ -119,6 +122,7 @@ def native_ops(library: Library, *, int8: bool = False) -> Ops:
         rotate_and_write=partial(native_rows.rotate_and_write, library),
         plan_attention=native_attention.plan_attention,
         paged_attention=partial(native_attention.paged_attention, library),
+        set_spin=library.set_spin,
         decoder=partial(NativeDecoder, library),
         choose=partial(native_sampling.choose, library),
     )

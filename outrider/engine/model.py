@@ -132,6 +132,14 @@ class LlamaModel:
             model.weights_fingerprint = hashing.result()
         return model
 
+    def set_spin(self, microseconds: int) -> None:
+        """How long a thread that waits for others in a step keeps its core busy; 0: never.
+
+        For all models of the process. Plain torch has threads of its own, which never do.
+        """
+        if self.ops.set_spin is not None:
+            self.ops.set_spin(microseconds)
+
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty cache of the model's shape."""
         return KVCache(self.config, num_blocks, block_size, self._kv_dtype, self.device)

@@ -18,6 +18,8 @@ MIN_MESSAGE_BYTES = 256 * 1024
 LARGEST_MESSAGE_BYTES = 2**30
 MAX_THREADS = 4096
 """More than a machine has cores, and few enough to be started."""
+MAX_SPIN_US = 10_000
+"""Longer than a small model's step: then its threads never sleep."""
 
 
 OTHER_VARIABLES = {
@@ -181,6 +183,12 @@ class TargetSettings(_Checked):
         "auto", "What computes: auto, compiled where it can be, or torch alone.", choices=KERNELS
     )
     threads: int = setting(0, "Threads of a step. 0: one a core.", low=0, high=MAX_THREADS)
+    spin_us: int = setting(
+        50,
+        "Microseconds that a thread of a step waits for others before it sleeps. 0: none.",
+        low=0,
+        high=MAX_SPIN_US,
+    )
     kv_tokens: int = setting(0, "Tokens that the paged cache holds. All four 0: 16384.", low=0)
     kv_blocks: int = setting(0, "Its size in blocks of 16 tokens instead.", low=0)
     kv_bytes: int = setting(0, "Its size in bytes instead.", low=0)
@@ -244,6 +252,9 @@ class DraftSettings(_Checked):
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
     kernels: str = setting("auto", "What computes the model; see the target's.", choices=KERNELS)
     threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0, high=MAX_THREADS)
+    spin_us: int = setting(
+        50, "How long one waits awake, as the target's, in microseconds.", low=0, high=MAX_SPIN_US
+    )
     kv_tokens: int = setting(16384, "Tokens that the model's paged cache holds.", low=16)
     kv_dtype: str = setting(
         "auto", "Of keys and values in it; see the target's.", choices=KV_DTYPES
