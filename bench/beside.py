@@ -1,6 +1,6 @@
 """Target and draft model beside each other on this machine's cores: which threads and waits pay.
 
-    python -m bench.beside --choices 2+1:50,2+2:50,1+1:50 --rounds 5
+    python -m bench.beside --choices 2+1:5,2+2:5,1+1:5 --rounds 5
 
 A choice is the target's threads, the draft's, and how many microseconds a waiting thread of either
 spins. Each is a whole stack whose drafter has the target's own model, so that every draft is right
@@ -121,7 +121,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--choices", default="2+1:50,2+2:50,1+1:50")
+    parser.add_argument("--choices", default="2+1:5,2+2:5,1+1:5")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--drafts", type=int, default=4)

@@ -184,7 +184,7 @@ class TargetSettings(_Checked):
     )
     threads: int = setting(0, "Threads of a step. 0: one a core.", low=0, high=MAX_THREADS)
     spin_us: int = setting(
-        50,
+        5,
         "Microseconds that a thread of a step waits for others before it sleeps. 0: none.",
         low=0,
         high=MAX_SPIN_US,
@@ -253,7 +253,7 @@ class DraftSettings(_Checked):
     kernels: str = setting("auto", "What computes the model; see the target's.", choices=KERNELS)
     threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0, high=MAX_THREADS)
     spin_us: int = setting(
-        50, "How long one waits awake, as the target's, in microseconds.", low=0, high=MAX_SPIN_US
+        5, "How long one waits awake, as the target's, in microseconds.", low=0, high=MAX_SPIN_US
     )
     kv_tokens: int = setting(16384, "Tokens that the model's paged cache holds.", low=16)
     kv_dtype: str = setting(
