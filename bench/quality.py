@@ -9,8 +9,11 @@ them: its perplexity, and how often its best token is float32's. Bytes are those
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from outrider.engine.batch import Batch, BatchItem
@@ -47,38 +50,65 @@ TEMPERATURE = 0.8
 BLOCKS_EACH = 1024 // BLOCK_SIZE
 
 
+@dataclass(frozen=True, slots=True)
+class Quality:
+    """What one precision made of the texts."""
+
+    bytes_a_parameter: float
+    """Of all matrices."""
+    perplexity: float
+    best_token_agreement: float
+    """Share of positions whose best token is float32's."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Sample, read with each precision, print a table."""
+    """Sample, read with each precision, print a table and, last, one line of JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--tokens", type=int, default=20_000)
     parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args(arguments)
     prepare_cpu(options.threads)
+    num_tokens, found = measure(resolve(options.model), options.tokens)
+    exact, bfloat16 = found["float32"], found["bfloat16"]
+    print(f"{num_tokens} tokens, sampled at temperature {TEMPERATURE}")
+    print("precision bytes-a-parameter perplexity over-float32 over-bfloat16 best-token-as-float32")
+    for name, quality in found.items():
+        over = [quality.perplexity / other.perplexity - 1 for other in (exact, bfloat16)]
+        print(
+            f"{name:19} {quality.bytes_a_parameter:.3f} {quality.perplexity:.4f} {over[0]:+.2%} "
+            f"{over[1]:+.2%} {quality.best_token_agreement:.2%}"
+        )
+    print(json.dumps({"tokens": num_tokens} | {name: asdict(each) for name, each in found.items()}))
+
+
+def measure(
+    folder: Path, num_tokens: int, precisions: Sequence[str] = PRECISIONS
+) -> tuple[int, dict[str, Quality]]:
+    """(tokens read, at least num_tokens; the quality of float32 and of each precision)."""
     from gateway.tokenizer import ModelTokenizer
     from outrider.engine.model import LlamaModel
 
-    folder = resolve(options.model)
     tokenizer = ModelTokenizer.load(folder)
     prompts = [tokenizer.encode_chat([("user", text)]) for text in QUESTIONS]
-    exact = LlamaModel.load(folder)
+    exact = LlamaModel.load(folder, "float32")
+    num_parameters = exact.weight_bytes / 4
     texts: list[tuple[int, list[int]]] = []
     seed = 0
-    while sum(len(text) - begin for begin, text in texts) < options.tokens:
+    while sum(len(text) - begin for begin, text in texts) < num_tokens:
         texts += sample(exact, prompts, seed)
         seed += 1
-    num_tokens = sum(len(text) - begin for begin, text in texts)
     loss, best = read(exact, texts)
-    print(f"{num_tokens} tokens, sampled at temperature {TEMPERATURE}")
-    print("precision perplexity against-float32 best-token-agreement")
-    print(f"float32 {math.exp(loss):.4f}", flush=True)
-    for precision in PRECISIONS:
+    found = {"float32": Quality(4.0, math.exp(loss), 1.0)}
+    del exact
+    for precision in precisions:
         dtype, _, cache = precision.partition("+")
-        rounded = LlamaModel.load(folder, dtype, kv_dtype="int8" if cache else "auto")
-        rounded_loss, rounded_best = read(rounded, texts)
+        model = LlamaModel.load(folder, dtype, kv_dtype="int8" if cache else "auto")
+        loss, rounded_best = read(model, texts)
         agreement = float((best == rounded_best).float().mean())
-        change = math.exp(rounded_loss - loss) - 1
-        print(f"{precision} {math.exp(rounded_loss):.4f} {change:+.2%} {agreement:.2%}", flush=True)
+        bytes_a_parameter = model.weight_bytes / num_parameters
+        found[precision] = Quality(bytes_a_parameter, math.exp(loss), agreement)
+    return sum(len(text) - begin for begin, text in texts), found
 
 
 def sample(

@@ -175,10 +175,7 @@ def test_a_table_that_is_no_head_is_counted_as_bfloat16(tmp_path: Path) -> None:
     folder = make_tiny_model(tmp_path, vocab_size=49152, tied_head=False)
     text = Doctor(folder, "--target-dtype=int8").find("target memory", "ok")["text"]
     model = LlamaModel.load(folder, "int8")
-    parts = [part for layer in model._layers
-             for part in (layer.qkv, layer.attention_out, layer.gate_up, layer.down)]  # fmt: skip
-    sizes = [part.weight.nbytes for part in (*parts, model._head)]
-    taken = sum(sizes) + model._embedding.nbytes
+    taken = model.weight_bytes + model._embedding.nbytes
     assert f"{taken / 2**20:.0f} MiB of weights" in text
 
 
