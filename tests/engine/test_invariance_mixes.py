@@ -36,10 +36,12 @@ def restore_threads() -> Iterator[None]:
 
 
 def play(
-    folder: Path, dtype: str, seeds: range, num_texts: int, longest: int, most_new: int
+    folder: Path, precision: str, seeds: range, num_texts: int, longest: int, most_new: int
 ) -> None:
     """Those mixes of some texts: so long is the longest prompt, and so many tokens follow."""
-    runner = Runner(LlamaModel.load(folder, dtype), NUM_BLOCKS)
+    dtype, _, cache = precision.partition("+")
+    model = LlamaModel.load(folder, dtype, kv_dtype="int8" if cache else "auto")
+    runner = Runner(model, NUM_BLOCKS)
     rng = random.Random(num_texts)
     vocab_size = runner.model.config.vocab_size
     shared = [rng.randrange(3, vocab_size) for _ in range(SHARED_TOKENS)]
@@ -53,7 +55,7 @@ def play(
     tally = Tally()
     for seed in seeds:
         Mix(runner, texts, seed, tally).play()
-    print(dtype, tally)
+    print(precision, tally)
     tally.check()
 
 
@@ -66,7 +68,7 @@ def test_some_mixes_give_the_same_bits(smollm2_folder: Path, dtype: str, count: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_two_hundred_mixes_give_the_same_bits(smollm2_folder: Path, dtype: str) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int8+int8-cache"])
+def test_two_hundred_mixes_give_the_same_bits(smollm2_folder: Path, precision: str) -> None:
     """Two hundred, of texts with up to 200 tokens."""
-    play(smollm2_folder, dtype, range(200), num_texts=12, longest=180, most_new=32)
+    play(smollm2_folder, precision, range(200), num_texts=12, longest=180, most_new=32)
