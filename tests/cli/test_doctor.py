@@ -168,6 +168,7 @@ def test_a_precision_says_what_its_cache_takes(
     assert f"of weights in {precision} and {mib} MiB of cache for 16384 tokens" in text
 
 
+@pytest.mark.timeout(120)  # it loads a model, and may be the first to compile
 def test_a_table_that_is_no_head_is_counted_as_bfloat16(tmp_path: Path) -> None:
     """In int8, where it is only looked up: the estimate is what the loaded model takes."""
     from outrider.engine.model import LlamaModel
