@@ -35,13 +35,14 @@ public:
         wake_.notify_all();
     }
 
-    // Until it is another one than `before`.
-    void wait(uint32_t before, int64_t spin) {
-        if (spin > 0 && spin_until_told(before, std::chrono::microseconds(spin))) return;
+    // Until it is another one than `before`. Returns whether it never slept.
+    bool wait(uint32_t before, int64_t spin) {
+        if (spin > 0 && spin_until_told(before, std::chrono::microseconds(spin))) return true;
         std::unique_lock<std::mutex> hold(mutex_);
         sleepers_.fetch_add(1);  // before the last look, so that one of both sees the other
         wake_.wait(hold, [&] { return count_.load() != before; });
         sleepers_.fetch_sub(1);
+        return false;
     }
 
 private:
@@ -77,6 +78,7 @@ public:
         function_ = function;
         job_ = job;
         spin_ = spin_us.load(std::memory_order_relaxed);
+        patience_.store(bounded(patience_), std::memory_order_relaxed);
         if (size_ > 1) {
             num_left_.store(num_workers_, std::memory_order_relaxed);
             start_.tell();
@@ -86,13 +88,16 @@ public:
         if (size_ == 1) return;
         // All have met at the end of the last phase: what is left is their way out.
         for (uint32_t seen = done_.now(); num_left_.load(std::memory_order_acquire) > 0; seen = done_.now())
-            done_.wait(seen, spin_);
+            done_.wait(seen, patience_.load(std::memory_order_relaxed));
     }
 
     void meet() {
         uint32_t before = met_.now();
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 < size_) {
-            met_.wait(before, spin_);
+            // Whoever spun in vain spins less from now on: somebody else has the other's core.
+            int64_t patience = patience_.load(std::memory_order_relaxed);
+            patience = met_.wait(before, patience) ? 2 * patience : patience / 2;
+            patience_.store(bounded(patience), std::memory_order_relaxed);
             return;
         }
         for (int i = 0; i < size_; i++) counters_[i].next = 0;
@@ -101,6 +106,12 @@ public:
     }
 
 private:
+    // From 1 us to what is allowed, which may be nothing.
+    int64_t bounded(int64_t patience) const {
+        if (patience < 1) patience = 1;
+        return patience < spin_ ? patience : spin_;
+    }
+
     void add_workers(int wanted) {
         try {
             for (; num_workers_ < wanted; num_workers_++)
@@ -125,6 +136,7 @@ private:
     TeamFunction function_ = nullptr;
     const void* job_ = nullptr;
     int64_t spin_ = 0;
+    std::atomic<int64_t> patience_{0};  // spun this long at the next meeting
 };
 
 // Never destroyed: its threads sleep until the process ends. A forked child has none of them.

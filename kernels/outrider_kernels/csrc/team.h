@@ -27,7 +27,8 @@ void run_team(int num_threads, TeamFunction run, const void* job);
 // Waits until every member is here, and sets the counters to zero.
 void meet(const Member& member);
 
-// How long a member that waits for others keeps its core busy before it sleeps; 0: not at all.
+// How long a member that waits for others keeps its core busy at most before it sleeps; 0: not at
+// all. Less where that turns out to be in vain.
 void set_spin(int64_t microseconds);
 
 namespace {
