@@ -161,9 +161,10 @@ class Library:
         self._set_spin.argtypes, self._set_spin.restype = [ctypes.c_int64], None
 
     def set_spin(self, microseconds: int) -> None:
-        """How long a thread that waits for others may keep its core busy before it sleeps; 0: never.
+        """How long a thread that waits may keep its core busy before it sleeps; 0: never.
 
-        It does so for less time where that was in vain, as on cores that others use too. For all libraries of the process, from the next call on. ValueError for less than 0.
+        It does so for less time where that was in vain, as on cores that others use too. For all
+        libraries of the process, from the next call on. ValueError for less than 0.
         """
         if microseconds < 0:
             raise ValueError(f"threads cannot wait for {microseconds} us")
