@@ -109,10 +109,12 @@ class StepTimer:
 
 async def measure(model: str, dtype: str, threads: int) -> dict[str, dict[str, float]]:
     """The parts of a step by number of streams, of one target."""
+    from outrider.serving.logs import configure_logging
     from outrider.serving.server import listening
     from outrider.serving.settings import TargetSettings
     from target_service.service import TargetService
 
+    configure_logging("target", "warning")
     settings = TargetSettings(port=0, model=model, dtype=dtype, threads=threads, drafters="")
     service = TargetService(settings)
     found = {}

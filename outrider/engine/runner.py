@@ -6,8 +6,12 @@ requests, of sampling, or of why a token is in the batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import chain
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BLOCK_SIZE
@@ -63,24 +67,24 @@ class Runner:
         """All index arithmetic of the step, once for all layers."""
         config, block_size = self.model.config, self.cache.block_size
         items = batch.items
-        num_tokens = batch.num_tokens
+        lens = np.array([len(item.token_ids) for item in items])
+        num_tokens = int(lens.sum())
         num_rows = max(num_tokens, self.model.ops.min_rows)
         token_ids = np.zeros(num_rows, dtype=np.int64)
+        token_ids[:num_tokens] = _joined([item.token_ids for item in items], num_tokens)
+        owner, place = _places(lens)
         positions = np.zeros(num_rows, dtype=np.int64)
-        slots = np.empty(num_tokens, dtype=np.int64)
-        logit_rows = []
-        row = 0
-        for item in items:
-            end_row = row + len(item.token_ids)
-            token_ids[row:end_row] = item.token_ids
-            position = np.arange(item.start, item.end)
-            positions[row:end_row] = position
-            blocks = np.array(item.block_table, dtype=np.int64)[position // block_size]
-            slots[row:end_row] = blocks * block_size + position % block_size
-            logit_rows.append(np.arange(end_row - item.num_logits, end_row))
-            row = end_row
+        positions[:num_tokens] = np.array([item.start for item in items])[owner] + place
+        table_lens = np.array([len(item.block_table) for item in items])
+        blocks = _joined([item.block_table for item in items], int(table_lens.sum()))
+        table = (np.cumsum(table_lens) - table_lens)[owner]
+        number, inside = np.divmod(positions[:num_tokens], block_size)
+        slots = blocks[table + number] * block_size + inside
+        num_logits = np.array([item.num_logits for item in items])
+        logit_owner, logit_place = _places(num_logits)
+        logit_rows = (np.cumsum(lens) - num_logits)[logit_owner] + logit_place
         plan = self.model.ops.plan_attention(
-            [len(item.token_ids) for item in items],
+            lens.tolist(),
             [item.start for item in items],
             [item.block_table for item in items],
             block_size=block_size,
@@ -93,6 +97,16 @@ class Runner:
             token_ids=torch.from_numpy(token_ids).to(device),
             positions=torch.from_numpy(positions).to(device),
             slots=torch.from_numpy(slots).to(device),
-            logit_rows=torch.from_numpy(np.concatenate(logit_rows)).to(device),
+            logit_rows=torch.from_numpy(logit_rows).to(device),
             attention=plan.to(device),
         )
+
+
+def _joined(lists: Sequence[Sequence[int]], num_values: int) -> NDArray[np.int64]:
+    return np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=num_values)
+
+
+def _places(lens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """For pieces of these lengths in a row: of each value, whose it is and its place there."""
+    owner = np.repeat(np.arange(len(lens)), lens)
+    return owner, np.arange(owner.size) - (np.cumsum(lens) - lens)[owner]
