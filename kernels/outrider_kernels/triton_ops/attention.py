@@ -61,9 +61,8 @@ def attention_kernel(
 
     row = tl.arange(0, BLOCK_M)
     token, head = row // group, kv_head * group + row % group
-    is_row = token < num_tokens
     column = tl.arange(0, PADDED_DIM)
-    is_column = column < HEAD_DIM
+    is_row, is_column = token < num_tokens, column < HEAD_DIM
     inside = is_row[:, None] & is_column[None, :]
     q_row = (first_row + token).to(tl.int64) * (group * kv_heads) + head
     query = tl.load(q + q_row[:, None] * HEAD_DIM + column[None, :], mask=inside, other=0.0)
@@ -71,26 +70,14 @@ def attention_kernel(
     best = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_M], tl.float32)
     sums = tl.zeros([BLOCK_M, PADDED_DIM], tl.float32)
-    place = tl.arange(0, TILE)
     for tile in range(begin, end, TILE):
-        key = tile + place
+        key = tile + tl.arange(0, TILE)
         is_key = key < end
         page = tl.load(blocks + table + key // PAGE, mask=is_key, other=0).to(tl.int64)
         slot = (page * PAGE + key % PAGE) * kv_heads + kv_head
-        keys = tl.load(
-            k_cache + slot[None, :] * HEAD_DIM + column[:, None],
-            mask=is_key[None, :] & is_column[:, None],
-            other=0,
+        keys, values = _load_tile(
+            k_cache, v_cache, slot, is_key, column, is_column, HEAD_DIM, CACHE
         )
-        values = tl.load(
-            v_cache + slot[:, None] * HEAD_DIM + column[None, :],
-            mask=is_key[:, None] & is_column[None, :],
-            other=0,
-        )
-        if CACHE == "int8":
-            keys, values = int8_to_fp16(keys), int8_to_fp16(values)
-        elif CACHE == "e4m3":
-            keys, values = e4m3_to_fp16(keys), e4m3_to_fp16(values)
         scores = tl.dot(query, keys.to(DOT), input_precision="ieee") * scale_log2
         if CACHE != "plain":
             k_scale = tl.load(k_scales + slot, mask=is_key, other=0.0)
@@ -112,16 +99,45 @@ def attention_kernel(
         sums = sums * shrink[:, None] + product
         best = new_best
 
-    divisor = tl.where(total == 0.0, 1.0, total)
-    result = sums / divisor[:, None]
     if partial < 0:
-        to = out + q_row[:, None] * HEAD_DIM + column[None, :]
-        tl.store(to, result.to(out.dtype.element_ty), mask=inside)
+        result = sums / tl.where(total == 0.0, 1.0, total)[:, None]
+        to_out = out + q_row[:, None] * HEAD_DIM + column[None, :]
+        tl.store(to_out, result.to(out.dtype.element_ty), mask=inside)
     else:
         p_row = (partial + token).to(tl.int64) * (group * kv_heads) + head
-        tl.store(partials + p_row[:, None] * HEAD_DIM + column[None, :], result, mask=inside)
-        log = tl.where(total == 0.0, float("-inf"), best + tl.log2(divisor))
-        tl.store(partial_logs + p_row, log, mask=is_row)
+        to_partial = partials + p_row[:, None] * HEAD_DIM + column[None, :]
+        _store_partial(to_partial, partial_logs + p_row, sums, total, best, inside, is_row)
+
+
+@triton.jit
+def _load_tile(
+    k_cache, v_cache, slot, is_key, column, is_column, HEAD_DIM: tl.constexpr, CACHE: tl.constexpr
+):
+    """Keys [columns, slots] and values [slots, columns]; what is in 8 bits without its scales."""
+    keys = tl.load(
+        k_cache + slot[None, :] * HEAD_DIM + column[:, None],
+        mask=is_key[None, :] & is_column[:, None],
+        other=0,
+    )
+    values = tl.load(
+        v_cache + slot[:, None] * HEAD_DIM + column[None, :],
+        mask=is_key[:, None] & is_column[None, :],
+        other=0,
+    )
+    if CACHE == "int8":
+        keys, values = int8_to_fp16(keys), int8_to_fp16(values)
+    elif CACHE == "e4m3":
+        keys, values = e4m3_to_fp16(keys), e4m3_to_fp16(values)
+    return keys, values
+
+
+@triton.jit
+def _store_partial(to, to_log, sums, total, best, inside, is_row):
+    """What a split leaves for the merge: its mean, and the logarithm of its sum in base 2."""
+    divisor = tl.where(total == 0.0, 1.0, total)
+    tl.store(to, sums / divisor[:, None], mask=inside)
+    log = tl.where(total == 0.0, float("-inf"), best + tl.log2(divisor))
+    tl.store(to_log, log, mask=is_row)
 
 
 @triton.jit(do_not_specialize=["heads"])

@@ -100,7 +100,8 @@ def _attention(dtype: str, cache: str, head_dim: int, block_m: int) -> Variant:
         tuple(types),
         constants,
         num_warps=8 if is_wide else 4,
-        max_registers=255,
+        # With a limit, forms that widen 8 bits spill; without one, some of the others do.
+        max_registers=255 if cache == dtype else None,
         copies_16_bytes=head_dim >= 64,
     )
 
