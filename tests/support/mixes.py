@@ -103,6 +103,7 @@ class Recorder:
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
+        self.model = runner.model
         self.logits = torch.empty(0)
 
     def forward(self, batch: Batch) -> torch.Tensor:
