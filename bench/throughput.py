@@ -26,7 +26,7 @@ from bench.peers.engines import Engines
 from bench.peers.prompts import prompts
 from bench.peers.worker import Worker
 from bench.ratios import ratio_of
-from bench.single_stream import OURS, WARM_TOKENS, rate
+from bench.single_stream import OURS, rate
 from outrider.models.resolve import resolve
 from outrider.serving.cores import usable_cores
 
@@ -69,11 +69,11 @@ class Bench:
     """Outrider's own, the mean of a round."""
 
     def warm(self) -> None:
-        """As many streams as there will be, since a first batch makes room for itself."""
+        """As much as there will ever be at once: a first question can decide on sizes."""
         texts = self.texts[: max(self.streams)]
-        self.running.ask_ours(texts, WARM_TOKENS)
+        self.running.ask_ours(texts, self.num_tokens)
         for name in self.names:
-            self.running.ask(name, texts, WARM_TOKENS)
+            self.running.ask(name, texts, self.num_tokens)
 
     def round(self) -> None:
         """One pair with each other of each number of streams."""
