@@ -7,7 +7,8 @@ sequences with a token each. Every sequence has 256 tokens behind its last row, 
 in random places. Each round takes all kinds of steps in turn, and before each precision reads as
 many bytes as its matrices have with `torch.sum`, on as many threads: that is the floor. Ratios are
 of one round, with a 95 % interval over the rounds. The last line is JSON; its `other_cores` says
-what other processes computed meanwhile: much above 0, it is no measurement.
+what other processes computed meanwhile: much above 0, it is no measurement. Its `shares` are
+bench.step_shares's.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.busy import Bystanders
 from bench.ratios import ratio_of
+from bench.step_shares import step_shares
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BLOCK_SIZE
 from outrider.engine.numerics import prepare_cpu
@@ -39,6 +41,8 @@ ONE_SEQUENCE = (1, 2, 5, 8)
 MANY_SEQUENCES = (16, 32)
 CONTEXT = 256
 SHORT_NAMES = {"bfloat16": "bf16"}
+SHARES_OF = "int8"
+"""The precision whose steps in a real target are looked into, too: see bench.step_shares."""
 READS = 3
 STEPS = 3
 """Of one kind in a row; the first of them finds nothing in the caches that is its own."""
@@ -172,9 +176,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare_cpu(options.threads)
     from outrider.engine.device import DTYPES
 
+    dtypes = options.dtypes.split(",") if options.dtypes else list(DTYPES)
     report = run(
         resolve(options.model),
-        options.dtypes.split(",") if options.dtypes else list(DTYPES),
+        dtypes,
         options.rounds,
         context=options.context,
         kernels=options.kernels,
@@ -185,6 +190,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     print(f" {report['read_gb_s']} GB/s read; others used {report['other_cores']} cores")
     print_table(report)
+    if SHARES_OF in dtypes:
+        report["shares"] = step_shares(options.model, SHARES_OF, options.threads)
     print(json.dumps(report))
 
 
