@@ -17,7 +17,7 @@ LAYERS = 30
 SHAPES = ((960, 576), (576, 576), (3072, 576), (576, 1536))
 HEAD = (49152, 576)
 ROWS = (1, 2, 5, 8, 16, 32, 256)
-PRECISIONS = ("float32", "bfloat16", "int8")
+PRECISIONS = ("float32", "bfloat16", "int8", "int4")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     prepare_cpu(options.threads)
     import torch
 
+    from outrider.engine.device import DTYPES, rounding_of
     from outrider_kernels.ops import select_ops
 
     cpu = torch.device("cpu")
@@ -47,14 +48,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print(f"{options.threads} threads, reading {bandwidth / 1e9:.0f} GB/s; ms of all products")
     print("precision rows torch compiled ratio over_floor over_one_row")
     for precision in PRECISIONS:
-        int8, dtype = (
-            precision == "int8",
-            torch.float32 if precision == "float32" else torch.bfloat16,
-        )
-        sides = []
+        dtype, sides = DTYPES[precision], []
         for kernels in ("torch", "auto"):
-            ops = select_ops(cpu, kernels, int8=int8)
-            sides.append((ops, [ops.pack(weight.to(dtype)) for weight in originals]))
+            ops = select_ops(cpu, kernels, rounding=rounding_of(precision))
+            packed = [ops.pack(weight.to(dtype)) for weight in originals[:-1]]
+            sides.append((ops, [*packed, ops.pack_table(originals[-1].to(dtype))]))
         floor = sum(packed.nbytes for packed in sides[1][1]) / bandwidth
         one_row = 0.0
         for num_rows in ROWS:

@@ -44,7 +44,10 @@ QUESTIONS = (
     "Write an email asking my boss for two days of leave.",
     "What are the pros and cons of solar power?",
 )
-PRECISIONS = ("bfloat16", "int8", "float32+int8-cache", "bfloat16+int8-cache", "int8+int8-cache")
+PRECISIONS = (
+    *("bfloat16", "int8", "int4"),
+    *("float32+int8-cache", "bfloat16+int8-cache", "int8+int8-cache"),
+)
 MAX_TOKENS = 640
 TEMPERATURE = 0.8
 BLOCKS_EACH = 1024 // BLOCK_SIZE

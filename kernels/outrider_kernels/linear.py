@@ -9,8 +9,8 @@ Every product is a float32 product. Narrower weights are widened on the way, a f
 time, so that the wide copy stays in the processor's cache: half the memory, the sums of float32,
 and rows as independent as float32's on any processor.
 
-int8 weights are widened likewise, with the scales of their groups, and rows are rounded to int8
-first.
+int8 and int4 weights are widened likewise, with what their groups have, and rows are rounded to
+int8 first.
 
 Weights are [in, out], the transpose of what checkpoints hold: the library reads them faster so.
 """
@@ -22,7 +22,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from outrider_kernels.quantise import GROUP, quantise_rows, quantise_weight
+from outrider_kernels.quantise import quantise_rows
+from outrider_kernels.rounded_weight import RoundedWeight
 
 _WIDENED_VALUES = 1 << 19
 """Values of a weight that are float32 at one time: 2 MiB."""
@@ -45,41 +46,7 @@ class RowPlan:
         return f"tile{self.tile_rows}" if self.tile_rows else f"rows{self.min_rows}-{self.max_rows}"
 
 
-@dataclass(frozen=True, slots=True)
-class Int8Weight:
-    """A matrix rounded to int8, with a scale for each group of inputs of a column."""
-
-    values: torch.Tensor
-    """int8 [in, out]; inputs are padded to whole groups."""
-    scales: torch.Tensor
-    """bfloat16 [groups, out]."""
-    num_in: int
-    dtype: torch.dtype
-    """Of the matrix that was rounded, and of what is looked up."""
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes."""
-        return self.values.nbytes + self.scales.nbytes
-
-    @property
-    def shape(self) -> torch.Size:
-        """[in, out], without the padding."""
-        return torch.Size((self.num_in, self.values.shape[1]))
-
-    @property
-    def device(self) -> torch.device:
-        """Where it is."""
-        return self.values.device
-
-    def widen(self, begin: int, end: int, out: torch.Tensor) -> None:
-        """Write some columns as float32 into out [in with padding, end - begin]."""
-        out.copy_(self.values[:, begin:end])
-        scales = self.scales[:, None, begin:end].float()
-        out.view(-1, GROUP, end - begin).mul_(scales)
-
-
-Weight = torch.Tensor | Int8Weight
+Weight = torch.Tensor | RoundedWeight
 
 
 def pack(weight: torch.Tensor) -> torch.Tensor:
@@ -87,21 +54,13 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
     return weight.t().contiguous()
 
 
-def pack_int8(weight: torch.Tensor) -> Int8Weight:
-    """The same, rounded to int8 in groups of inputs."""
-    values, scales = quantise_weight(weight)
-    return Int8Weight(
-        values.flatten(1).t().contiguous(), scales.t().contiguous(), weight.shape[1], weight.dtype
-    )
-
-
 def lookup(weight: Weight, columns: torch.Tensor) -> torch.Tensor:
     """Columns of a weight [in, out] by number, int64 [n], as rows: [n, in]."""
     if isinstance(weight, torch.Tensor):
         return weight.index_select(1, columns).t().contiguous()
-    values = weight.values.index_select(1, columns).float().view(-1, GROUP, columns.shape[0])
-    wide = values * weight.scales.index_select(1, columns).float()[:, None]
-    return wide.flatten(0, 1)[: weight.num_in].t().to(weight.dtype).contiguous()
+    wide = torch.empty(weight.padded_in, columns.shape[0], device=weight.device)
+    weight.widen(columns, wide)
+    return wide[: weight.num_in].t().to(weight.dtype).contiguous()
 
 
 def linear(
@@ -114,7 +73,7 @@ def linear(
     if not x.shape[0]:
         return x.new_empty(0, weight.shape[1])  # else a whole product of padding
     wide = x.float()
-    if isinstance(weight, Int8Weight):
+    if isinstance(weight, RoundedWeight):
         values, scales = quantise_rows(wide)
         wide = values.mul_(scales[..., None]).flatten(1)
     if isinstance(weight, torch.Tensor) and weight.dtype == torch.float32:
@@ -147,8 +106,8 @@ def _widening_product(x: torch.Tensor, weight: Weight, plan: RowPlan) -> torch.T
     for begin in range(0, num_out, width):
         end = min(begin + width, num_out)
         widened = scratch[: num_in * (end - begin)].view(num_in, end - begin)
-        if isinstance(weight, Int8Weight):
-            weight.widen(begin, end, widened)
+        if isinstance(weight, RoundedWeight):
+            weight.widen(slice(begin, end), widened)
         else:
             widened.copy_(weight[:, begin:end])
         y[:, begin:end] = _product(x, widened, plan)

@@ -1,4 +1,7 @@
-"""Matrix products in C++: csrc/linear.h, linear8.h. Any number of rows, none feels the others."""
+"""Matrix products in C++. Any number of rows, none feels the others.
+
+csrc/linear.h, linear8.h, linear4.h.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +15,10 @@ from outrider_kernels.quantise import GROUP
 
 STRIP = 32
 """Columns that lie together, as csrc/kernels.h has it."""
-_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.uint8: 2}
-"""WeightType there, by what strips are made of."""
+_TYPES = ("float32", "bfloat16", "int8", "int4")
+"""WeightType there."""
+GROUP_BYTES = {"int8": GROUP + 2, "int4": GROUP // 2 + 4}
+"""Of one column's group of inputs: its values, and a scale, or a step and a lowest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +27,10 @@ class StripWeight:
 
     strips: torch.Tensor
     """[strips, in, STRIP] of float32 or bfloat16; columns that the matrix does not have are zero.
-    For int8 [strips, groups, bytes], a group's as WeightGroup in csrc/linear8.h."""
+    For int8 and int4 [strips, groups, bytes], as WeightGroup in csrc/linear8.h and NibbleGroup in
+    linear4.h."""
+    type: str
+    """float32, bfloat16, int8 or int4."""
     num_in: int
     num_out: int
     dtype: torch.dtype
@@ -34,15 +42,19 @@ class StripWeight:
         return self.strips.nbytes
 
 
-def pack(library: Library, weight: torch.Tensor, *, int8: bool = False) -> StripWeight:
-    """From [out, in], as checkpoints hold it; a copy. int8: rounded in groups of inputs."""
+def pack(library: Library, weight: torch.Tensor, *, rounding: str | None = None) -> StripWeight:
+    """From [out, in], as checkpoints hold it; a copy.
+
+    rounding: int8 or int4, in groups of inputs; None: the same numbers.
+    """
     num_out, num_in = weight.shape
-    num_strips = -(-num_out // STRIP)
-    if int8:
-        shape = (num_strips, -(-num_in // GROUP), GROUP * STRIP + 2 * STRIP)
-        strips = torch.empty(shape, dtype=torch.uint8)
-    else:
+    num_strips, num_groups = -(-num_out // STRIP), -(-num_in // GROUP)
+    name = rounding or str(weight.dtype).removeprefix("torch.")
+    if rounding is None:
         strips = torch.empty((num_strips, num_in, STRIP), dtype=weight.dtype)
+    else:
+        shape = (num_strips, num_groups, STRIP * GROUP_BYTES[rounding])
+        strips = torch.empty(shape, dtype=torch.uint8)
     weight = weight.contiguous()
     job = PackJob(
         weight=weight.data_ptr(),
@@ -50,10 +62,10 @@ def pack(library: Library, weight: torch.Tensor, *, int8: bool = False) -> Strip
         num_in=num_in,
         num_out=num_out,
         is_bf16=library.is_bf16(weight),
-        weight_type=_TYPES[strips.dtype],
+        weight_type=_TYPES.index(name),
     )
     library.pack(ctypes.byref(job))
-    return StripWeight(strips, num_in, num_out, weight.dtype)
+    return StripWeight(strips, name, num_in, num_out, weight.dtype)
 
 
 def lookup(weight: StripWeight, columns: torch.Tensor) -> torch.Tensor:
@@ -61,11 +73,21 @@ def lookup(weight: StripWeight, columns: torch.Tensor) -> torch.Tensor:
     strip, column = columns // STRIP, columns % STRIP
     if weight.strips.dtype != torch.uint8:
         return weight.strips[strip, :, column]
-    num_bytes = GROUP * STRIP
-    quads = weight.strips[..., :num_bytes].view(*weight.strips.shape[:2], GROUP // 4, STRIP, 4)
-    values = quads[strip, :, :, column].to(torch.float32) - 128.0  # [n, groups, GROUP / 4, 4]
-    scales = weight.strips[..., num_bytes:].view(torch.bfloat16)[strip, :, column]
-    rows = values.flatten(2) * scales.float()[..., None]
+    groups = weight.strips.shape[:2]
+    if weight.type == "int8":
+        num_bytes = GROUP * STRIP
+        quads = weight.strips[..., :num_bytes].view(*groups, GROUP // 4, STRIP, 4)
+        values = quads[strip, :, :, column].float() - 128.0  # [n, groups, GROUP / 4, 4]
+        scales = weight.strips[..., num_bytes:].view(torch.bfloat16)[strip, :, column]
+        rows = values.flatten(2) * scales.float()[..., None]
+    else:
+        num_bytes = GROUP // 2 * STRIP
+        quads = weight.strips[..., :num_bytes].view(*groups, GROUP // 8, STRIP, 4)
+        both = quads[strip, :, :, column]  # [n, groups, GROUP / 8, 4]
+        values = torch.stack([both & 15, both >> 4], 3).flatten(2).float()
+        scales = weight.strips[..., num_bytes:].view(torch.float16).view(*groups, 2, STRIP)
+        steps, lowest = scales[strip, :, :, column].float().unbind(2)
+        rows = values * steps[..., None] + lowest[..., None]
     return rows.flatten(1)[:, : weight.num_in].to(weight.dtype)
 
 
@@ -79,13 +101,12 @@ def native_weight(weight: StripWeight, bias: torch.Tensor | None) -> Weight:
         raise ValueError(f"a bias of {list(bias.shape)} does not fit {num_out} columns")
     if bias is not None and not bias.is_contiguous():
         raise ValueError("a bias must lie in one piece")
-    weight_type = _TYPES.get(weight.strips.dtype)
-    if weight_type is None:
-        raise ValueError(f"weights must be float32, bfloat16 or int8, not {weight.strips.dtype}")
+    if weight.type not in _TYPES:
+        raise ValueError(f"weights must be float32, bfloat16, int8 or int4, not {weight.type}")
     return Weight(
         data=weight.strips.data_ptr(),
         bias=None if bias is None else bias.data_ptr(),
-        type=weight_type,
+        type=_TYPES.index(weight.type),
         num_in=weight.num_in,
         num_out=num_out,
     )
@@ -96,7 +117,7 @@ def linear(
 ) -> torch.Tensor:
     """x @ weight + bias for x [rows, in], bias float32 [out]; [rows, out] like x.
 
-    Sums are float32, and rounded once at the end. With int8 the rows are rounded to bytes as well,
+    Sums are float32, and rounded once at the end. With int8 and int4 rows are rounded to bytes too,
     each group of inputs by its largest. ValueError for another shape or dtype.
     """
     num_rows, num_out = x.shape[0], weight.num_out

@@ -14,12 +14,13 @@ from outrider_kernels import native_attention, native_linear, native_rows, nativ
 from outrider_kernels.attention import AttentionPlan, paged_attention, plan_attention
 from outrider_kernels.elementwise import rms_norm, silu_mul
 from outrider_kernels.kv_write import rotate_and_write
-from outrider_kernels.linear import RowPlan, linear, lookup, pack, pack_int8
+from outrider_kernels.linear import RowPlan, linear, lookup, pack
 from outrider_kernels.native_attention import NativePlan
 from outrider_kernels.native_build import Unavailable
 from outrider_kernels.native_decoder import NativeDecoder
 from outrider_kernels.native_library import NATIVE_VERSION, Library, load_library
 from outrider_kernels.native_sampling import Choice
+from outrider_kernels.rounded_weight import Int4Weight, Int8Weight
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,8 @@ KERNELS_VERSION = 1
 """Raised with every change of a single bit of any result; part of the numerics id."""
 KERNELS = ("auto", "torch")
 """What may be asked for: the fastest that the machine can have, or plain torch."""
+ROUNDINGS = (None, "int8", "int4")
+"""Of weights, and rows then to int8; None: weights are what they are."""
 
 Plan = AttentionPlan | NativePlan
 Weight = Any
@@ -42,10 +45,12 @@ class Ops:
     row_plan: RowPlan | None
     """Of products by a library whose kernel depends on the number of rows; None: rows are free."""
     pack: Callable[[torch.Tensor], Weight]
-    """A matrix [out, in], as checkpoints hold it, once, for the other two."""
+    """A matrix [out, in], as checkpoints hold it, once, for `linear`."""
+    pack_table: Callable[[torch.Tensor], Weight]
+    """The same for `lookup` as well; never rounded further than to int8."""
     linear: Callable[[torch.Tensor, Weight, torch.Tensor | None], torch.Tensor]
     lookup: Callable[[Weight, torch.Tensor], torch.Tensor]
-    """Rows of the packed matrix [out, in] by number: of an embedding that is also the head."""
+    """Rows of the packed table [out, in] by number: of an embedding that is also the head."""
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     rotate_and_write: Callable[..., torch.Tensor]
@@ -71,32 +76,35 @@ class Ops:
         return replace(self, row_plan=row_plan, linear=partial(linear, plan=row_plan))
 
 
-def select_ops(device: torch.device, kernels: str = "auto", *, int8: bool = False) -> Ops:
+def select_ops(device: torch.device, kernels: str = "auto", *, rounding: str | None = None) -> Ops:
     """The operations for a device; logs which, and why. ValueError for a device that has none.
 
-    kernels is one of KERNELS. int8: `pack` rounds weights, and products round their rows. CUDA gets
-    the same plain torch as the CPU: right, and far from what the device could do.
+    kernels is one of KERNELS, rounding one of ROUNDINGS. CUDA gets the same plain torch as the CPU:
+    right, and far from what the device could do.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"no operations for device {device.type!r}, only for 'cpu' and 'cuda'")
     if kernels not in KERNELS:
         raise ValueError(f"kernels must be {' or '.join(KERNELS)}, got {kernels!r}")
     if kernels == "torch":
-        return _torch_ops(device, int8, "as asked for")
+        return _torch_ops(device, rounding, "as asked for")
     if device.type != "cpu":
-        return _torch_ops(device, int8, "there are no others for this device")
+        return _torch_ops(device, rounding, "there are no others for this device")
     try:
-        return native_ops(load_library(), int8=int8)
+        return native_ops(load_library(), rounding=rounding)
     except Unavailable as reason:
-        return _torch_ops(device, int8, str(reason), logging.WARNING)
+        return _torch_ops(device, rounding, str(reason), logging.WARNING)
 
 
-def _torch_ops(device: torch.device, int8: bool, reason: str, level: int = logging.INFO) -> Ops:
+def _torch_ops(
+    device: torch.device, rounding: str | None, reason: str, level: int = logging.INFO
+) -> Ops:
     logger.log(level, "operations are plain torch (%s-torch): %s", device.type, reason)
     return Ops(
         name=f"{device.type}-torch",
         row_plan=RowPlan(),
-        pack=pack_int8 if int8 else pack,
+        pack={None: pack, "int8": Int8Weight.pack, "int4": Int4Weight.pack}[rounding],
+        pack_table=Int8Weight.pack if rounding else pack,
         linear=partial(linear, plan=RowPlan()),
         lookup=lookup,
         rms_norm=rms_norm,
@@ -107,14 +115,15 @@ def _torch_ops(device: torch.device, int8: bool, reason: str, level: int = loggi
     )
 
 
-def native_ops(library: Library, *, int8: bool = False) -> Ops:
-    """Those of a compiled library."""
+def native_ops(library: Library, *, rounding: str | None = None) -> Ops:
+    """Those of a compiled library; rounding is one of ROUNDINGS."""
     name = f"cpu-native{NATIVE_VERSION}-{library.isa}"
     logger.info("operations are compiled C++ (%s), the processor's best", name)
     return Ops(
         name=name,
         row_plan=None,
-        pack=partial(native_linear.pack, library, int8=int8),
+        pack=partial(native_linear.pack, library, rounding=rounding),
+        pack_table=partial(native_linear.pack, library, rounding="int8" if rounding else None),
         linear=partial(native_linear.linear, library),
         lookup=native_linear.lookup,
         rms_norm=partial(native_rows.rms_norm, library),

@@ -1,8 +1,11 @@
-"""Rounding to int8 in groups of inputs, in plain torch; csrc/linear8.h rounds rows the same way.
+"""Rounding to int8 and int4 in groups of inputs, in plain torch; csrc/linear8.h rounds rows alike.
 
-A group is GROUP inputs next to each other, of one column of a weight or of one row of activations,
-with one scale: its largest value is 127 steps. Small groups, because a few activations are huge and
-would leave all the others of their row a handful of steps.
+A group is GROUP inputs next to each other, of one column of a weight or of one row of activations.
+In int8 it has one scale: its largest value is 127 steps. Small groups, because a few activations
+are huge and would leave all the others of their row a handful of steps.
+
+In int4, of weights alone, a group has its lowest value and a step, and the others are 0 to 15 steps
+above it. That is Q4_1 of GGUF files: weights that were once rounded so come out as they were.
 """
 
 from __future__ import annotations
@@ -29,6 +32,27 @@ def quantise_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     values = (groups * steps[..., None]).round_().clamp_(-127, 127).nan_to_num_(0.0)
     scales[~groups.isfinite().all(-1)] = torch.nan
     return values.to(torch.int8), scales
+
+
+def quantise_nibbles(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Of [out, in]: uint8 0 to 15 [out, groups, GROUP], steps and lowest values [out, groups].
+
+    Both are float16, and rounded before the values are. A last group that is not whole is filled up
+    with its last value. One that holds NaN, infinity or what float16 cannot hold is NaN.
+    """
+    padding = -weight.shape[1] % GROUP
+    filling = weight[:, -1:].expand(-1, padding)
+    groups = in_groups(torch.cat([weight, filling], 1).float())
+    least, most = groups.aminmax(dim=-1)
+    # Tensor by tensor, as in quantise_rows. Adding zero leaves none with a sign.
+    steps = ((most - least) / torch.full_like(least, 15.0)).half()
+    lowest = (least + 0.0).half()
+    is_number = steps.isfinite() & lowest.isfinite()
+    steps = torch.where(is_number, steps, 0.0)
+    inverse = torch.where(steps > 0, 1.0 / steps.float(), 0.0)
+    values = (groups - lowest.float()[..., None]) * inverse[..., None]
+    values = values.round_().clamp_(0, 15).nan_to_num_(0.0)
+    return values.to(torch.uint8), steps, torch.where(is_number, lowest, torch.nan)
 
 
 def quantise_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -23,9 +23,11 @@ from outrider.models.gguf_import import GgufSource
 from outrider.models.hub import TOKENIZER_FILES, WEIGHT_FILES, HubModel
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
-WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0625}
-"""Of a parameter; int8 has scales."""
-TABLE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 2.0}
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0625, "int4": 0.625}
+"""Of a parameter; int8 has scales, int4 steps and lowest values."""
+HEAD_BYTES = WEIGHT_BYTES | {"int4": WEIGHT_BYTES["int8"]}
+"""Of one in the head, which is the table as well where there is no other."""
+TABLE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 2.0, "int4": 2.0}
 """Of one in a table that is not the head as well; it is looked up and never multiplied."""
 MIB = 2**20
 
@@ -167,9 +169,12 @@ def _memory(
     free: int,
 ) -> Finding:
     topic = f"{service} memory"
-    table = 0 if config.tied_head else config.vocab_size * config.hidden_size
+    head = config.vocab_size * config.hidden_size
+    table = 0 if config.tied_head else head
     weights = math.ceil(
-        (parameters - table) * WEIGHT_BYTES[precision] + table * TABLE_BYTES[precision]
+        (parameters - head - table) * WEIGHT_BYTES[precision]
+        + head * HEAD_BYTES[precision]
+        + table * TABLE_BYTES[precision]
     )
     advice = f"free memory, take a smaller model, or set [{service}] kv_tokens lower"
     if weights > free:

@@ -7,8 +7,14 @@ import torch
 from outrider.engine.memory import free_host_bytes
 from outrider.model_error import ModelError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.bfloat16}
-"""Of activations. In int8 only matrices are: weights, and the rows of each product."""
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.bfloat16,
+    "int4": torch.bfloat16,
+}
+"""Of activations. In int8 only matrices are: weights, and the rows of each product. In int4 weights
+are, but for the tables, which are int8 like the rows of each product."""
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -19,6 +25,11 @@ def parse_dtype(name: str) -> torch.dtype:
         *others, last = DTYPES
         names = f"{', '.join(others)} or {last}"
         raise ModelError(f"dtype must be {names}, got {name!r}") from None
+
+
+def rounding_of(name: str) -> str | None:
+    """How `select_ops` is to round weights for one of DTYPES."""
+    return name if name in ("int8", "int4") else None
 
 
 def parse_kv_dtype(name: str, activations: torch.dtype) -> torch.dtype:

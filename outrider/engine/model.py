@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from outrider.engine.config import ModelConfig
-from outrider.engine.device import parse_device, parse_dtype, parse_kv_dtype
+from outrider.engine.device import parse_device, parse_dtype, parse_kv_dtype, rounding_of
 from outrider.engine.fingerprints import num_tokens, weights_fingerprint
 from outrider.engine.kv_cache import KVCache
 from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
@@ -48,27 +48,27 @@ class LlamaModel:
         *,
         weights_fingerprint: str,
         kernels: str = "auto",
-        int8: bool = False,
+        rounding: str | None = None,
         kv_dtype: str = "auto",
     ) -> None:
         """Take the checkpoint's tensors; empties `tensors`, so that none is held twice.
 
-        kernels, int8: as for `select_ops`. kv_dtype: "auto" or "int8".
+        kernels, rounding: as for `select_ops`. kv_dtype: "auto" or "int8".
         """
         self.config = config
         self.weights_fingerprint = weights_fingerprint
         table = tensors.get("model.embed_tokens.weight")
         self.device = torch.device("cpu") if table is None else table.device
-        ops = select_ops(self.device, kernels, int8=int8)
+        ops = select_ops(self.device, kernels, rounding=rounding)
         reader = TensorReader(tensors, ops.pack)
         embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
         self.dtype = embedding.dtype
-        """Of activations, and of weights unless they are int8; sums, norms, softmax and logits are
-        float32."""
+        """Of activations, and of weights unless they are rounded; sums, norms, softmax and logits
+        are float32."""
         self._kv_dtype = parse_kv_dtype(kv_dtype, self.dtype)
         self.kv_dtype = str(self._kv_dtype).removeprefix("torch.")
         """Of keys and values in the cache."""
-        self.precision = "int8" if int8 else str(self.dtype).removeprefix("torch.")
+        self.precision = rounding or str(self.dtype).removeprefix("torch.")
         """The dtype by its name in settings, never "auto"."""
         self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
         self._final_norm = reader.take("model.norm.weight", config.hidden_size)
@@ -77,7 +77,7 @@ class LlamaModel:
             head = embedding
         else:
             head = reader.take("lm_head.weight", config.vocab_size)
-        self._head = Projection(ops.pack(head))
+        self._head = Projection(ops.pack_table(head))
         self._embedding = None if config.tied_head else embedding
         """None: it is the head, one copy of both."""
         reader.require_empty()
@@ -113,7 +113,7 @@ class LlamaModel:
     ) -> LlamaModel:
         """Read a model folder; ModelError says what is missing or not supported.
 
-        dtype: "auto" (see `choose_precision`), "float32", "bfloat16" or "int8".
+        dtype: "auto" (see `choose_precision`), "float32", "bfloat16", "int8" or "int4".
         """
         folder = Path(folder)
         dtype = choose_precision(dtype, device)
@@ -126,7 +126,7 @@ class LlamaModel:
                 load_weights(folder, parse_dtype(dtype), place),
                 weights_fingerprint="",
                 kernels=kernels,
-                int8=dtype == "int8",
+                rounding=rounding_of(dtype),
                 kv_dtype=kv_dtype,
             )
             model.weights_fingerprint = hashing.result()

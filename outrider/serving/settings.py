@@ -37,7 +37,7 @@ OTHER_VARIABLES = {
 
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
-DTYPES = ("auto", "float32", "bfloat16", "int8")
+DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 KV_DTYPES = ("auto", "int8")
 KERNELS = ("auto", "torch")
 
@@ -174,8 +174,8 @@ class TargetSettings(_Checked):
     )
     dtype: str = setting(
         "auto",
-        "float32; bfloat16, half of it; int8: weights a quarter, the cache bfloat16; or auto: int8 "
-        "on a CPU, bfloat16 on a GPU.",
+        "float32; bfloat16, half of it; int8: weights a quarter, the cache bfloat16; int4: weights "
+        "a sixth; or auto: int8 on a CPU, bfloat16 on a GPU.",
         choices=DTYPES,
     )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")

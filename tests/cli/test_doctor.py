@@ -156,27 +156,32 @@ def test_a_cache_that_does_not_fit(model: Path) -> None:
         (["--target-dtype=float32"], "float32", 8),
         (["--target-dtype=bfloat16"], "bfloat16", 4),
         (["--target-dtype=int8"], "int8", 4),
+        (["--target-dtype=int4"], "int4", 4),
         ([], "int8", 4),
     ],
 )
 def test_a_precision_says_what_its_cache_takes(
     model: Path, flags: list[str], precision: str, mib: int
 ) -> None:
-    """In int8 it is bfloat16's; without a word it is int8."""
+    """In int8 and int4 it is bfloat16's; without a word it is int8."""
     doctor = Doctor(model, *flags, "--target-kv-tokens=16384")
     text = doctor.find("target memory", "ok")["text"]
     assert f"of weights in {precision} and {mib} MiB of cache for 16384 tokens" in text
 
 
 @pytest.mark.timeout(120)  # it loads a model, and may be the first to compile
-def test_a_table_that_is_no_head_is_counted_as_bfloat16(tmp_path: Path) -> None:
-    """In int8, where it is only looked up: the estimate is what the loaded model takes."""
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+@pytest.mark.parametrize("tied_head", [True, False])
+def test_what_rounded_weights_take_is_estimated(
+    tmp_path: Path, tied_head: bool, dtype: str
+) -> None:
+    """A head in bytes, a table that is none in bfloat16: as much as the loaded model takes."""
     from outrider.engine.model import LlamaModel
 
-    folder = make_tiny_model(tmp_path, vocab_size=49152, tied_head=False)
-    text = Doctor(folder, "--target-dtype=int8").find("target memory", "ok")["text"]
-    model = LlamaModel.load(folder, "int8")
-    taken = model.weight_bytes + model._embedding.nbytes
+    folder = make_tiny_model(tmp_path, vocab_size=49152, tied_head=tied_head)
+    text = Doctor(folder, f"--target-dtype={dtype}").find("target memory", "ok")["text"]
+    model = LlamaModel.load(folder, dtype)
+    taken = model.weight_bytes + (0 if model._embedding is None else model._embedding.nbytes)
     assert f"{taken / 2**20:.0f} MiB of weights" in text
 
 

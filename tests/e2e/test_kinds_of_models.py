@@ -69,7 +69,7 @@ async def test_a_gguf_file_is_served(
     ("flags", "reason"),
     [
         (["--device=cuda:0"], "device cuda:0 cannot be used"),
-        (["--dtype=int4"], "dtype must be auto or float32 or bfloat16 or int8, got 'int4'"),
+        (["--dtype=int3"], "dtype must be auto or float32 or bfloat16 or int8 or int4, got 'int3'"),
         (["--model=/nowhere/m.gguf"], "neither a model folder"),
     ],
 )

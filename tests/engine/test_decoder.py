@@ -33,13 +33,15 @@ SHAPES: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 PRECISIONS = {
-    "float32": (torch.float32, False, "auto", 1e-4),
-    "bfloat16": (torch.bfloat16, False, "auto", 2e-2),
-    "int8": (torch.float32, True, "auto", 2e-2),
-    "int8 of bfloat16": (torch.bfloat16, True, "auto", 6e-2),
-    "float32, an int8 cache": (torch.float32, False, "int8", 2e-2),
+    "float32": (torch.float32, None, "auto", 1e-4),
+    "bfloat16": (torch.bfloat16, None, "auto", 2e-2),
+    "int8": (torch.float32, "int8", "auto", 2e-2),
+    "int8 of bfloat16": (torch.bfloat16, "int8", "auto", 6e-2),
+    "int4": (torch.float32, "int4", "auto", 2e-2),
+    "int4 of bfloat16": (torch.bfloat16, "int4", "auto", 6e-2),
+    "float32, an int8 cache": (torch.float32, None, "int8", 2e-2),
 }
-"""Of weights; whether they become int8; of the cache; how far logits may be off, by their size."""
+"""Of weights; how they are rounded; of the cache; how far logits may be off, by their size."""
 TEXTS = [(list(range(3, 280)), [9, 2, 30, 4, 31, 7, 0, 11, 5, 6, 8, 1, 3, 20, 22, 21, 25, 26])]
 TEXTS += [([5, 9, 200, 31, 77] * 3, [13, 14])]
 each_isa = pytest.mark.parametrize("isa", IMPLEMENTATIONS[1:])
@@ -67,12 +69,14 @@ def make_runner(
     monkeypatch: pytest.MonkeyPatch, folder: Path, precision: str, implementation: str
 ) -> Runner:
     """The model with these operations, and a cache that holds NaN; in int8, scales that are."""
-    dtype, int8, kv_dtype, _ = PRECISIONS[precision]
-    ops = ops_of(implementation, int8=int8)
-    monkeypatch.setattr(model_module, "select_ops", lambda device, kernels, int8: ops)
+    dtype, rounding, kv_dtype, _ = PRECISIONS[precision]
+    ops = ops_of(implementation, rounding=rounding)
+    monkeypatch.setattr(model_module, "select_ops", lambda device, kernels, rounding: ops)
     tensors = load_weights(folder, dtype, torch.device("cpu"))
     config = ModelConfig.load(folder)
-    model = LlamaModel(config, tensors, weights_fingerprint="", int8=int8, kv_dtype=kv_dtype)
+    model = LlamaModel(
+        config, tensors, weights_fingerprint="", rounding=rounding, kv_dtype=kv_dtype
+    )
     runner = Runner(model, 40)
     for tensor in [*runner.cache.keys, *runner.cache.values]:
         tensor.fill_(torch.nan if tensor.is_floating_point() else -1)

@@ -88,31 +88,37 @@ def test_bfloat16_takes_half_the_memory(tmp_path: Path) -> None:
     assert [2 * size for size in sizes["bfloat16"]] == sizes["float32"]
 
 
+@pytest.mark.parametrize(("dtype", "num_bytes"), [("int8", 17 / 16), ("int4", 5 / 8)])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("tied_head", [True, False])
-def test_int8_takes_a_byte_for_each_weight(tmp_path: Path, kernels: str, tied_head: bool) -> None:
-    """And a sixteenth more for scales; the cache is bfloat16, vectors and logits stay float32."""
+def test_rounded_weights_take_a_byte_or_half_of_one(
+    tmp_path: Path, kernels: str, tied_head: bool, dtype: str, num_bytes: float
+) -> None:
+    """And some more for scales; the head takes a byte, the cache is bfloat16, vectors float32."""
     folder = make_tiny_model(tmp_path, attention_bias=True, tied_head=tied_head)
-    runner = Runner(LlamaModel.load(folder, "int8", kernels=kernels), 8)
+    runner = Runner(LlamaModel.load(folder, dtype, kernels=kernels), 8)
     model = runner.model
     layer = model._layers[0]
     config, width = model.config, model.config.hidden_size
     inner = config.intermediate_size
-    num_weights = [2 * inner * width, inner * width, config.vocab_size * width]
     sizes = [layer.gate_up.weight.nbytes, layer.down.weight.nbytes, model._head.weight.nbytes]
-    assert sizes == [num * 17 // 16 for num in num_weights]
+    head = config.vocab_size * width * 17 / 16
+    assert sizes == [2 * inner * width * num_bytes, inner * width * num_bytes, head]
     assert runner.cache.keys[0].dtype == torch.bfloat16
     assert layer.mlp_norm.dtype == layer.qkv.bias.dtype == torch.float32
     assert runner.forward(Batch([BatchItem([1], 0, [0], 1)])).dtype == torch.float32
-    assert model.precision == "int8"
+    assert model.precision == dtype
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_int8_keeps_the_distribution_of_the_real_model(smollm2_folder: Path, kernels: str) -> None:
+def test_rounding_keeps_the_distribution_of_the_real_model(
+    smollm2_folder: Path, kernels: str, dtype: str
+) -> None:
     """Of the next token, within 0.02 nats of float32's on average, on plain text and on none."""
     prompt = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
     exact = LlamaModel.load(smollm2_folder)
-    rounded = LlamaModel.load(smollm2_folder, "int8", kernels=kernels)
+    rounded = LlamaModel.load(smollm2_folder, dtype, kernels=kernels)
     for text in (prompt * 3, list(range(300, 360)), list(range(40, 4000, 60))):
         expected = torch.log_softmax(logits(exact, text), -1)
         found = torch.log_softmax(logits(rounded, text), -1)
@@ -145,8 +151,8 @@ def test_auto_is_the_precision_that_it_stands_for(tmp_path: Path) -> None:
 
 def test_unknown_precisions_are_refused_by_name(tmp_path: Path) -> None:
     """The error says which there are."""
-    with pytest.raises(ModelError, match=r"float32, bfloat16 or int8, got 'int4'"):
-        LlamaModel.load(make_tiny_model(tmp_path), "int4")
+    with pytest.raises(ModelError, match=r"float32, bfloat16, int8 or int4, got 'int3'"):
+        LlamaModel.load(make_tiny_model(tmp_path), "int3")
     assert parse_dtype("bfloat16") == torch.bfloat16
 
 
@@ -181,7 +187,7 @@ def test_a_whole_step_stays_on_the_models_device(
     folder = make_tiny_model(tmp_path, arch="qwen3", head_dim=24, attention_bias=True)
     meta, plain = torch.device("meta"), select_ops(torch.device("cpu"), "torch")
     monkeypatch.setattr(model_module, "choose_row_plan", lambda weights: (RowPlan(), True))
-    monkeypatch.setattr(model_module, "select_ops", lambda device, kernels, int8: plain)
+    monkeypatch.setattr(model_module, "select_ops", lambda device, kernels, rounding: plain)
     tensors = load_weights(folder, torch.bfloat16, meta)
     runner = Runner(LlamaModel(ModelConfig.load(folder), tensors, weights_fingerprint=""), 16)
     step = runner._step_input(

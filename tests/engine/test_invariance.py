@@ -79,14 +79,16 @@ def bfloat16_runner(tmp_path_factory: pytest.TempPathFactory, kernels: str) -> R
     return Runner(LlamaModel.load(folder, "bfloat16", kernels=kernels), NUM_BLOCKS)
 
 
-@pytest.fixture(scope="module")
-def int8_runner(tmp_path_factory: pytest.TempPathFactory, kernels: str) -> Runner:
-    """The same in int8, with a table that is not the head."""
+@pytest.fixture(scope="module", params=["int8", "int4"])
+def rounded_runner(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernels: str
+) -> Runner:
+    """The same in int8 or int4, with a table that is not the head."""
     folder = make_tiny_model(
-        tmp_path_factory.mktemp("int8"), hidden_size=72, heads=9, kv_heads=3, head_dim=16,
+        tmp_path_factory.mktemp(request.param), hidden_size=72, heads=9, kv_heads=3, head_dim=16,
         attention_bias=True, mlp_bias=True, tied_head=False,
     )  # fmt: skip
-    return Runner(LlamaModel.load(folder, "int8", kernels=kernels), NUM_BLOCKS)
+    return Runner(LlamaModel.load(folder, request.param, kernels=kernels), NUM_BLOCKS)
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
@@ -174,10 +176,10 @@ def test_any_mix_gives_the_same_bits_in_bfloat16(bfloat16_runner: Runner, seed: 
 
 @pytest.mark.usefixtures("restore_threads")
 @pytest.mark.parametrize("seed", range(6))
-def test_any_mix_gives_the_same_bits_in_int8(int8_runner: Runner, seed: int) -> None:
-    """The same in int8: rows are rounded by their own values alone."""
+def test_any_mix_gives_the_same_bits_when_rounded(rounded_runner: Runner, seed: int) -> None:
+    """The same in int8 and int4: rows are rounded by their own values alone."""
     rng = random.Random(seed)
-    run_random_mix(int8_runner, seed, [rng.randint(1, 150) for _ in range(rng.randint(1, 5))])
+    run_random_mix(rounded_runner, seed, [rng.randint(1, 150) for _ in range(rng.randint(1, 5))])
 
 
 @pytest.mark.usefixtures("restore_threads")
@@ -202,7 +204,7 @@ def test_any_mix_gives_the_same_bits_on_the_real_model_with_an_int8_cache(
 
 @pytest.mark.usefixtures("restore_threads")
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_any_mix_gives_the_same_bits_on_the_real_model(
     smollm2_folder: Path, dtype: str, kernels: str
 ) -> None:
@@ -214,7 +216,7 @@ def test_any_mix_gives_the_same_bits_on_the_real_model(
 @pytest.mark.slow
 @pytest.mark.usefixtures("restore_threads")
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_long_mixes_give_the_same_bits_on_the_real_model(
     smollm2_folder: Path, dtype: str, kernels: str
 ) -> None:
@@ -306,8 +308,9 @@ def test_numerics_id_names_weights_and_settings(
     assert name != numerics_id(LlamaModel.load(other))
     narrow = LlamaModel.load(other, "bfloat16", kernels="torch")
     assert numerics_id(narrow).startswith("bfloat16-cpu-torch-")
-    int8 = LlamaModel.load(other, "int8", kernels="torch")
-    assert numerics_id(int8).startswith("int8-cpu-torch-")
+    for dtype in ("int8", "int4"):
+        rounded = LlamaModel.load(other, dtype, kernels="torch")
+        assert numerics_id(rounded).startswith(f"{dtype}-cpu-torch-")
     compiled = LlamaModel.load(other, "bfloat16")
     assert numerics_id(compiled).startswith(f"bfloat16-{compiled.ops.name}-")
     monkeypatch.setenv("MKL_CBWR", "COMPATIBLE")

@@ -20,8 +20,8 @@ def library(isa: str) -> Library:
         pytest.skip(str(reason))
 
 
-def ops_of(implementation: str, *, int8: bool = False) -> Ops:
-    """The operations of one of IMPLEMENTATIONS; int8 as for `select_ops`."""
+def ops_of(implementation: str, *, rounding: str | None = None) -> Ops:
+    """The operations of one of IMPLEMENTATIONS; rounding as for `select_ops`."""
     if implementation == "torch":
-        return select_ops(torch.device("cpu"), "torch", int8=int8)
-    return native_ops(library(implementation), int8=int8)
+        return select_ops(torch.device("cpu"), "torch", rounding=rounding)
+    return native_ops(library(implementation), rounding=rounding)

@@ -14,14 +14,15 @@ namespace {
 bool runs_here(const char* isa) {
 #if defined(__x86_64__)
     __builtin_cpu_init();
+    bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                __builtin_cpu_supports("f16c");
     bool vnni = !std::strcmp(isa, "avx512vnni");
     if (vnni || !std::strcmp(isa, "avx512"))
         return (!vnni || __builtin_cpu_supports("avx512vnni")) &&
                __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
                __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-               __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (!std::strcmp(isa, "avx2"))
-        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+               avx2;
+    if (!std::strcmp(isa, "avx2")) return avx2;
 #endif
     return !std::strcmp(isa, "generic");
 }

@@ -75,10 +75,10 @@ struct RotaryJob {
     int64_t num_rows, num_threads;
 };
 
-enum WeightType : int64_t { WEIGHT_FLOAT32, WEIGHT_BF16, WEIGHT_INT8 };
+enum WeightType : int64_t { WEIGHT_FLOAT32, WEIGHT_BF16, WEIGHT_INT8, WEIGHT_INT4 };
 
 // A matrix [num_in, num_out] and a bias. It lies as [strips, num_in, STRIP], or [strips, groups] of
-// WeightGroup, and has columns beyond num_out in its last strip.
+// WeightGroup or NibbleGroup, and has columns beyond num_out in its last strip.
 struct Weight {
     const void* data;
     const float* bias;  // [num_out], or null
@@ -120,7 +120,7 @@ struct StepJob {
 };
 
 // A checkpoint's matrix [num_out, num_in], float32 or bfloat16, to what LinearJob has as weight: of
-// the same numbers, or of int8.
+// the same numbers, or of int8 or int4.
 struct PackJob {
     const void* weight;
     void* strips;
@@ -155,7 +155,7 @@ struct Kernels {
 };
 
 constexpr int64_t STRIP = 32;  // columns of a weight
-constexpr int64_t GROUP = 32;  // inputs with a scale of their own, in int8
+constexpr int64_t GROUP = 32;  // inputs with a scale of their own, in int8 and int4
 constexpr int64_t KV_GROUP = 32;  // values of a head with a scale of their own, in an int8 cache
 constexpr int64_t SPLIT_KEYS = 256;  // a split of the keys begins at each multiple of this position
 constexpr int64_t PARTIAL_EXTRA = 16;  // floats of a partial row beside the values

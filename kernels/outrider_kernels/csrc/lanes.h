@@ -24,6 +24,10 @@ struct bf16 {
     uint16_t bits;
 };
 
+struct f16 {
+    uint16_t bits;
+};
+
 INLINE float float_of_bits(uint32_t bits) {
     float x;
     std::memcpy(&x, &bits, sizeof x);
@@ -39,6 +43,13 @@ INLINE uint32_t bits_of_float(float x) {
 INLINE float to_float(float x) { return x; }
 INLINE float to_float(bf16 x) { return float_of_bits(uint32_t{x.bits} << 16); }
 INLINE float to_float(int8_t x) { return static_cast<float>(x); }
+INLINE float to_float(f16 x) {
+    uint32_t sign = uint32_t{x.bits & 0x8000u} << 16, rest = x.bits & 0x7FFF;
+    if (rest >= 0x7C00) return float_of_bits(sign | 0x7F800000 | (rest & 0x3FF) << 13);
+    if (rest >= 0x0400) return float_of_bits(sign | ((rest << 13) + ((127 - 15) << 23)));
+    float small = static_cast<float>(rest) * 5.9604644775390625e-8f;  // 2**-24, the least there is
+    return sign ? -small : small;
+}
 
 INLINE void from_float(float x, float& out) { out = x; }
 INLINE void from_float(float x, bf16& out) {
@@ -63,6 +74,9 @@ INLINE Lanes load(const bf16* p) {
 INLINE Lanes load(const int8_t* p) {
     __m128i narrow = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(narrow))};
+}
+INLINE Lanes load(const f16* p) {
+    return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 INLINE void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
 INLINE Lanes all(float x) { return {_mm512_set1_ps(x)}; }
@@ -117,6 +131,10 @@ INLINE __m256 widen(const int8_t* p) {
 }
 INLINE Lanes load(const bf16* p) { return {widen(p), widen(p + 8)}; }
 INLINE Lanes load(const int8_t* p) { return {widen(p), widen(p + 8)}; }
+INLINE __m256 widen(const f16* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+INLINE Lanes load(const f16* p) { return {widen(p), widen(p + 8)}; }
 INLINE void store(float* p, Lanes a) {
     _mm256_storeu_ps(p, a.low);
     _mm256_storeu_ps(p + 8, a.high);

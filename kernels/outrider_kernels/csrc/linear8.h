@@ -15,6 +15,7 @@ struct RowGroup {
     int8_t values[GROUP];
     float scale;
     int32_t start;  // of the sums: takes back that weights are stored 128 too large
+    float total;    // of the values, times the scale: what goes with a weight's lowest, in int4
 };
 
 // Of a strip's weights: values of GROUP / 4 times (every column's next four inputs).
@@ -47,6 +48,7 @@ INLINE void round_group(const float* x, int count, RowGroup& out) {
     float no_number = sum(spoilt), whole = sum(total);
     out.scale = (is_zero ? 0.0f : largest / 127.0f) + no_number;
     out.start = no_number == 0.0f ? -128 * static_cast<int32_t>(whole) : 0;
+    out.total = (no_number == 0.0f ? whole : 0.0f) * out.scale;
 }
 
 void round_row(const float* x, int64_t num_in, RowGroup* to) {
@@ -93,20 +95,27 @@ void byte_rows(const RowGroup* x, int64_t x_stride, const WeightGroup* strip, in
     }
 }
 
-using ByteFunction = void (*)(const RowGroup*, int64_t, const WeightGroup*, int, float*);
-
-template <int R>
-struct ByteTable : ByteTable<R - 1> {
-    ByteTable() { this->functions[R] = byte_rows<R>; }
-};
-template <>
-struct ByteTable<0> {
-    ByteFunction functions[BYTE_ROWS + 1];
+// What a product in groups needs to know of its weights.
+struct Bytes {
+    using Group = WeightGroup;
+    static constexpr int ROWS = BYTE_ROWS;
+    template <int R>
+    static constexpr auto rows = byte_rows<R>;
 };
 
-void byte_sums(const RowGroup* x, int64_t x_stride, const WeightGroup* strip, int num_groups, int count,
-               float* sums) {
-    static const ByteTable<BYTE_ROWS> table;
+template <class W, int R>
+struct GroupTable : GroupTable<W, R - 1> {
+    GroupTable() { this->functions[R] = W::template rows<R>; }
+};
+template <class W>
+struct GroupTable<W, 0> {
+    void (*functions[W::ROWS + 1])(const RowGroup*, int64_t, const typename W::Group*, int, float*);
+};
+
+template <class W>
+void group_sums(const RowGroup* x, int64_t x_stride, const typename W::Group* strip, int num_groups,
+                int count, float* sums) {
+    static const GroupTable<W, W::ROWS> table;
     table.functions[count](x, x_stride, strip, num_groups, sums);
 }
 

@@ -1,7 +1,8 @@
 // From a checkpoint's matrix to strips of columns, once for each matrix at the start of a service.
 //
-// In int8 each group of inputs of a column is rounded by its largest, bit for bit as
-// outrider_kernels/quantise.py has it; numbers of four inputs of each column stand together.
+// In int8 each group of inputs of a column is rounded by its largest, in int4 between its ends, bit
+// for bit as outrider_kernels/quantise.py has it; numbers of four inputs of each column stand
+// together, in int4 with the next four in the high nibbles.
 #include <cmath>
 #include <cstring>
 
@@ -9,10 +10,8 @@
 
 namespace {
 
-constexpr int64_t BYTES = GROUP * STRIP;                  // of a group's values
-constexpr int64_t GROUP_BYTES = BYTES + 2 * STRIP;        // and a bfloat16 scale for each column
 constexpr uint32_t INFINITE = 0x7F800000, MAGNITUDE = 0x7FFFFFFF;
-constexpr uint16_t NOT_A_NUMBER = 0x7FC0;
+constexpr uint16_t BF16_NAN = 0x7FC0, F16_NAN = 0x7E00, F16_INFINITE = 0x7C00;
 constexpr float WHOLE = 12582912.0f;  // adding it rounds to a whole number, in the lowest bits
 
 uint32_t bits_of(float x) {
@@ -30,12 +29,42 @@ float float_of(uint32_t bits) {
 float widen(float x) { return x; }
 float widen(uint16_t bf16) { return float_of(static_cast<uint32_t>(bf16) << 16); }
 
-// One column's inputs of a group, `count` of them; to[4 * STRIP * q] gets inputs 4 q to 4 q + 3.
-template <class T>
-void round_group(const T* from, int64_t count, uint8_t* to, uint16_t& scale) {
-    float values[GROUP] = {};
+float clamp(float x, float low, float high) {
+    x = x < high ? x : high;
+    return x > low ? x : low;
+}
+
+// A float16's bits: to nearest, ties to even.
+uint16_t narrow(float x) {
+    uint32_t sign = bits_of(x) >> 16 & 0x8000, size = bits_of(x) & MAGNITUDE;
+    if (size >= 0x477FF000) return static_cast<uint16_t>(sign | F16_INFINITE);
+    if (size < 0x38800000)  // below 2**-14, in steps of 2**-24
+        return static_cast<uint16_t>(sign | (bits_of(float_of(size) * 0x1p24f + WHOLE) & 0x7FF));
+    return static_cast<uint16_t>(sign | ((size + 0xFFF + (size >> 13 & 1)) - 0x38000000) >> 13);
+}
+
+// Of a finite one.
+float widen_f16(uint16_t f16) {
+    float size = f16 & 0x7C00 ? float_of(((f16 & 0x7FFFu) << 13) + 0x38000000)
+                              : static_cast<float>(f16 & 0x3FF) * 0x1p-24f;
+    return f16 & 0x8000 ? -size : size;
+}
+
+// To a column's place in a group: to[4 * STRIP * q] gets inputs 4 q to 4 q + 3; behind the values of
+// all columns come their scales.
+struct Int8 {
+    static constexpr int64_t BYTES = GROUP * STRIP, GROUP_BYTES = BYTES + 2 * STRIP;
+    static void round(const float* values, int64_t count, uint8_t* group, int64_t column);
+};
+
+struct Int4 {
+    static constexpr int64_t BYTES = GROUP / 2 * STRIP, GROUP_BYTES = BYTES + 4 * STRIP;
+    static void round(const float* values, int64_t count, uint8_t* group, int64_t column);
+};
+
+// Values after `count` are zero.
+void Int8::round(const float* values, int64_t, uint8_t* group, int64_t column) {
     uint32_t most = 0;
-    for (int64_t i = 0; i < count; i++) values[i] = widen(from[i]);
     for (int64_t i = 0; i < GROUP; i++) {
         uint32_t magnitude = bits_of(values[i]) & MAGNITUDE;
         most = magnitude > most ? magnitude : most;
@@ -44,32 +73,60 @@ void round_group(const T* from, int64_t count, uint8_t* to, uint16_t& scale) {
     uint32_t rounded = (bits_of(float_of(most) / 127.0f) + 0xFFFF) >> 16 << 16;
     bool is_finite = most < INFINITE;
     float step = is_finite && rounded ? 1.0f / float_of(rounded) : 0.0f;
-    scale = is_finite ? static_cast<uint16_t>(rounded >> 16) : NOT_A_NUMBER;
+    uint16_t scale = is_finite ? static_cast<uint16_t>(rounded >> 16) : BF16_NAN;
     uint8_t bytes[GROUP];
     for (int64_t i = 0; i < GROUP; i++) {
-        float value = is_finite ? values[i] * step : 0.0f;
-        value = value < 127.0f ? value : 127.0f;
-        value = value > -127.0f ? value : -127.0f;
+        float value = clamp(is_finite ? values[i] * step : 0.0f, -127.0f, 127.0f);
         bytes[i] = static_cast<uint8_t>((bits_of(value + WHOLE) & 0xFF) ^ 0x80);
     }
-    for (int64_t i = 0; i < GROUP; i += 4) std::memcpy(to + i * STRIP, bytes + i, 4);
+    for (int64_t i = 0; i < GROUP; i += 4)
+        std::memcpy(group + i * STRIP + 4 * column, bytes + i, 4);
+    std::memcpy(group + BYTES + 2 * column, &scale, sizeof scale);
 }
 
-template <class T>
+// Values after `count` do not matter: they are as the last one.
+void Int4::round(const float* given, int64_t count, uint8_t* group, int64_t column) {
+    float values[GROUP], least = given[0], most = given[0];
+    for (int64_t i = 0; i < GROUP; i++) values[i] = given[i < count || !count ? i : count - 1];
+    bool is_number = true;
+    for (int64_t i = 0; i < GROUP; i++) {
+        least = values[i] < least ? values[i] : least;
+        most = values[i] > most ? values[i] : most;
+        is_number &= (bits_of(values[i]) & MAGNITUDE) < INFINITE;
+    }
+    uint16_t step = narrow((most - least) / 15.0f), lowest = narrow(least + 0.0f);
+    is_number &= (step & F16_INFINITE) != F16_INFINITE && (lowest & F16_INFINITE) != F16_INFINITE;
+    step = is_number ? step : 0;
+    lowest = is_number ? lowest : F16_NAN;
+    float begin = is_number ? widen_f16(lowest) : 0.0f;
+    float inverse = step ? 1.0f / widen_f16(step) : 0.0f;
+    uint32_t nibbles[GROUP];
+    for (int64_t i = 0; i < GROUP; i++) {
+        float value = clamp(is_number ? (values[i] - begin) * inverse : 0.0f, 0.0f, 15.0f);
+        nibbles[i] = bits_of(value + WHOLE) & 15;
+    }
+    for (int64_t i = 0; i < GROUP; i += 8)
+        for (int64_t k = 0; k < 4; k++)
+            group[i / 2 * STRIP + 4 * column + k] =
+                static_cast<uint8_t>(nibbles[i + k] | nibbles[i + 4 + k] << 4);
+    std::memcpy(group + BYTES + 2 * column, &step, sizeof step);
+    std::memcpy(group + BYTES + 2 * STRIP + 2 * column, &lowest, sizeof lowest);
+}
+
+template <class R, class T>
 void round_strip(const PackJob& job, int64_t strip) {
     int64_t num_groups = (job.num_in + GROUP - 1) / GROUP;
-    auto to = static_cast<uint8_t*>(job.strips) + strip * num_groups * GROUP_BYTES;
+    auto to = static_cast<uint8_t*>(job.strips) + strip * num_groups * R::GROUP_BYTES;
     auto from = static_cast<const T*>(job.weight) + strip * STRIP * job.num_in;
     int64_t num_columns = job.num_out - strip * STRIP;
     for (int64_t c = 0; c < STRIP; c++, from += job.num_in)
         for (int64_t g = 0; g < num_groups; g++) {
             int64_t count = job.num_in - g * GROUP;
             if (c >= num_columns) count = 0;
-            uint8_t* group = to + g * GROUP_BYTES;
-            uint16_t scale;
-            round_group(from + (count ? g * GROUP : 0), count < GROUP ? count : GROUP,
-                        group + 4 * c, scale);
-            std::memcpy(group + BYTES + 2 * c, &scale, sizeof scale);
+            count = count < GROUP ? count : GROUP;
+            float values[GROUP] = {};
+            for (int64_t i = 0; i < count; i++) values[i] = widen(from[g * GROUP + i]);
+            R::round(values, count, to + g * R::GROUP_BYTES, c);
         }
 }
 
@@ -86,8 +143,12 @@ void turn_strip(const PackJob& job, int64_t strip) {
 }  // namespace
 
 void pack(const PackJob& job) {
-    auto strip_of = job.weight_type == WEIGHT_INT8
-                        ? (job.is_bf16 ? round_strip<uint16_t> : round_strip<float>)
-                        : (job.is_bf16 ? turn_strip<uint16_t> : turn_strip<float>);
+    void (*strip_of)(const PackJob&, int64_t);
+    if (job.weight_type == WEIGHT_INT8)
+        strip_of = job.is_bf16 ? round_strip<Int8, uint16_t> : round_strip<Int8, float>;
+    else if (job.weight_type == WEIGHT_INT4)
+        strip_of = job.is_bf16 ? round_strip<Int4, uint16_t> : round_strip<Int4, float>;
+    else
+        strip_of = job.is_bf16 ? turn_strip<uint16_t> : turn_strip<float>;
     for (int64_t strip = 0; strip * STRIP < job.num_out; strip++) strip_of(job, strip);
 }

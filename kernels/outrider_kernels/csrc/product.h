@@ -4,7 +4,7 @@
 #pragma once
 
 #include "elementwise.h"
-#include "linear8.h"
+#include "linear4.h"
 
 namespace {
 
@@ -19,19 +19,24 @@ struct Inputs {
     }
 };
 
-constexpr int MOST_ROWS = STRIP_ROWS > BYTE_ROWS ? STRIP_ROWS : BYTE_ROWS;
+constexpr int MOST_GROUP_ROWS = NIBBLE_ROWS > BYTE_ROWS ? NIBBLE_ROWS : BYTE_ROWS;
+constexpr int MOST_ROWS = STRIP_ROWS > MOST_GROUP_ROWS ? STRIP_ROWS : MOST_GROUP_ROWS;
+
+INLINE bool is_in_groups(const Weight& weight) {
+    return weight.type == WEIGHT_INT8 || weight.type == WEIGHT_INT4;
+}
 
 INLINE int64_t num_strips(int64_t num_out) { return (num_out + STRIP - 1) / STRIP; }
 
 // Rows whose sums are computed together.
 INLINE int rows_at_once(const Weight& weight) {
-    return weight.type == WEIGHT_INT8 ? BYTE_ROWS : STRIP_ROWS;
+    return weight.type == WEIGHT_INT4 ? NIBBLE_ROWS : weight.type == WEIGHT_INT8 ? BYTE_ROWS : STRIP_ROWS;
 }
 
 // Bytes of a row of inputs. Somewhat more than it takes, so that rows of 2**n bytes do not share few
 // places in the cache, and so that whole strips can be written.
 INLINE int64_t input_stride(const Weight& weight) {
-    if (weight.type == WEIGHT_INT8)
+    if (is_in_groups(weight))
         return ((weight.num_in + GROUP - 1) / GROUP + 1) * static_cast<int64_t>(sizeof(RowGroup));
     return ((weight.num_in + LANES - 1) / LANES + 1) * LANES * static_cast<int64_t>(sizeof(float));
 }
@@ -39,7 +44,7 @@ INLINE int64_t input_stride(const Weight& weight) {
 // Values `begin` to `begin + count` of a row of inputs; begin is a multiple of GROUP.
 INLINE void put_inputs(const Weight& weight, const float* values, int64_t begin, int64_t count,
                        const Inputs& to, int64_t row) {
-    if (weight.type == WEIGHT_INT8) {
+    if (is_in_groups(weight)) {
         round_row(values, count, to.row<RowGroup>(row) + begin / GROUP);
         return;
     }
@@ -55,14 +60,21 @@ INLINE void float_sums(const Weight& weight, const Inputs& x, int64_t row, int c
                   static_cast<int>(weight.num_in), count, sums);
 }
 
+template <class W>
+INLINE void rounded_sums(const Weight& weight, const Inputs& x, int64_t row, int count, int64_t strip,
+                         float* sums) {
+    int64_t num_groups = (weight.num_in + GROUP - 1) / GROUP;
+    group_sums<W>(x.row<RowGroup>(row), x.stride / static_cast<int64_t>(sizeof(RowGroup)),
+                  static_cast<const typename W::Group*>(weight.data) + strip * num_groups,
+                  static_cast<int>(num_groups), count, sums);
+}
+
 // Sums of `count` rows in one strip, without the bias: [count, STRIP].
 void sums_of(const Weight& weight, const Inputs& x, int64_t row, int count, int64_t strip, float* sums) {
     if (weight.type == WEIGHT_FLOAT32) return float_sums<float>(weight, x, row, count, strip, sums);
     if (weight.type == WEIGHT_BF16) return float_sums<bf16>(weight, x, row, count, strip, sums);
-    int64_t num_groups = (weight.num_in + GROUP - 1) / GROUP;
-    byte_sums(x.row<RowGroup>(row), x.stride / static_cast<int64_t>(sizeof(RowGroup)),
-              static_cast<const WeightGroup*>(weight.data) + strip * num_groups,
-              static_cast<int>(num_groups), count, sums);
+    if (weight.type == WEIGHT_INT8) return rounded_sums<Bytes>(weight, x, row, count, strip, sums);
+    rounded_sums<Nibbles>(weight, x, row, count, strip, sums);
 }
 
 // A column of the matrix: num_in values.
@@ -76,6 +88,7 @@ void lookup(const Weight& weight, int64_t column, float* out) {
             out[i] = to_float(static_cast<const bf16*>(weight.data)[value]);
         } else {
             int64_t num_groups = (weight.num_in + GROUP - 1) / GROUP;
+            // A table is never of nibbles.
             auto group = static_cast<const WeightGroup*>(weight.data) + strip * num_groups + i / GROUP;
             int shifted = group->values[(i % GROUP / 4 * STRIP + place) * 4 + i % 4];
             out[i] = static_cast<float>(shifted - 128) * to_float(group->scales[place]);
