@@ -29,7 +29,7 @@ SMOLLM2 = "smollm2-135m-instruct"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--dtype`: every test whose models may have any precision runs in this one."""
-    choices = ("float32", "bfloat16", "int8")
+    choices = ("float32", "bfloat16", "int8", "int4")
     parser.addoption("--dtype", choices=choices, help="precision of models that may have any")
 
 
