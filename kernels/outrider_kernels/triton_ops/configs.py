@@ -100,8 +100,8 @@ def _attention(dtype: str, cache: str, head_dim: int, block_m: int) -> Variant:
         tuple(types),
         constants,
         num_warps=8 if is_wide else 4,
-        # With a limit, forms that widen 8 bits spill; without one, some of the others do.
-        max_registers=255 if cache == dtype else None,
+        # With a limit, large tiles that widen 8 bits spill; without one, some of the others do.
+        max_registers=255 if cache == dtype or block_m < 64 else None,
         copies_16_bytes=head_dim >= 64,
     )
 
