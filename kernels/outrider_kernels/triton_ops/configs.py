@@ -85,7 +85,7 @@ def _attention(dtype: str, cache: str, head_dim: int, block_m: int) -> Variant:
     ]
     padded = 1 << (head_dim - 1).bit_length()
     # What keeps sums, weights and the addresses of the next keys in registers on every chip.
-    is_wide = dtype == "fp32" or block_m * padded >= 64 * 128
+    is_wide = dtype == "fp32" or block_m * padded >= (64 if cache == dtype else 32) * 128
     tile = 16 if dtype == "fp32" else 32 if block_m * padded >= 128 * 128 else KEY_TILE
     constants = (
         ("HEAD_DIM", head_dim),
