@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from itertools import product
 
+from outrider_kernels.triton_ops.configs_linear import linear_variants
+from outrider_kernels.triton_ops.configs_sampling import sampling_variants
 from outrider_kernels.triton_ops.variant import Variant
 
 FLOATS = ("bf16", "fp16", "fp32")
@@ -177,4 +179,5 @@ ROTARY = {key: _rotary(*key) for key in dict.fromkeys(key[:3] for key in ATTENTI
 def all_variants() -> list[Variant]:
     """All of the tables."""
     tables = (NORM, SILU, ROTARY, ATTENTION, MERGE)
-    return [variant for table in tables for variant in table.values()]
+    own = [variant for table in tables for variant in table.values()]
+    return [*own, *linear_variants(), *sampling_variants()]

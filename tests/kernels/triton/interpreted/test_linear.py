@@ -1,0 +1,128 @@
+"""Matrix products: equal to plain torch on what weights stand for, the same bits in any company."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from outrider_kernels.kv_scaled import round_rows, widen_rows
+from outrider_kernels.quantise import quantise_nibbles, quantise_rows, quantise_weight
+from outrider_kernels.triton_ops import linear
+from outrider_kernels.triton_ops.configs_linear import KINDS
+from outrider_kernels.triton_ops.gpu_weight import pack
+
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-6}
+each_kind = pytest.mark.parametrize("kind", KINDS)
+each_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
+
+
+def make(
+    rows: int, num_in: int, num_out: int, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Activations with a few huge columns, a weight [out, in], and a bias."""
+    generator = torch.Generator().manual_seed(rows + num_in)
+    x = torch.randn(rows, num_in, generator=generator)
+    x[:, ::29] *= 20
+    weight = torch.randn(num_out, num_in, generator=generator) / num_in**0.5
+    bias = torch.randn(num_out, generator=generator)
+    return x.to(dtype), weight.to(dtype), bias.to(dtype)
+
+
+def meaning(weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """What a packed weight stands for, float32 [out, in]."""
+    if kind == "plain":
+        return weight.float()
+    if kind == "e4m3":
+        return widen_rows(*round_rows(weight, torch.float8_e4m3fn))
+    if kind == "int4":
+        nibbles, steps, lowest = quantise_nibbles(weight)
+        wide = nibbles * steps.float()[..., None] + lowest.float()[..., None]
+    else:
+        values, scales = quantise_weight(weight)
+        wide = values * scales.float()[..., None]
+    return wide.flatten(1)[:, : weight.shape[1]]
+
+
+def reference(x: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
+    """The product in float64."""
+    if kind == "int8_rows":
+        values, scales = quantise_rows(x)
+        x = (values * scales[..., None]).flatten(1)[:, : x.shape[1]]
+    return x.double() @ meaning(weight, kind).double().T
+
+
+@each_kind
+@each_dtype
+@pytest.mark.parametrize("shape", [(1, 64, 32), (5, 100, 37), (35, 288, 50)], ids=str)
+def test_products_equal_the_reference(
+    shape: tuple[int, int, int], dtype: torch.dtype, kind: str
+) -> None:
+    """Groups in pairs and alone, cut groups and cut tiles, in both modes, with a bias."""
+    x, weight, bias = make(*shape, dtype)
+    expected = reference(x, weight, kind) + bias.double()
+    packed = pack(weight, kind)
+    for invariant in (True, False):
+        got = linear.linear(x, packed, bias, invariant=invariant).double()
+        assert (got - expected).norm() <= TOLERANCE[dtype] * expected.norm()
+
+
+@each_kind
+def test_rows_do_not_feel_their_company(kind: str) -> None:
+    """In invariant mode a row has the same bits alone, elsewhere in a batch, and among many."""
+    x, weight, _ = make(40, 160, 48, torch.bfloat16)
+    packed = pack(weight, kind)
+    together = linear.linear(x, packed)
+    for begin, end in ((0, 1), (3, 8), (7, 40), (39, 40)):
+        assert torch.equal(linear.linear(x[begin:end], packed), together[begin:end])
+
+
+@each_kind
+def test_numbers_that_are_none_stay_in_their_row(kind: str) -> None:
+    """NaN and infinity in a row spoil that row, and no other."""
+    x, weight, _ = make(4, 96, 33, torch.float16)
+    x[1, 40], x[2, 95] = torch.nan, torch.inf
+    spoiled = ~linear.linear(x, pack(weight, kind)).isfinite().any(-1)
+    assert spoiled.tolist() == [False, True, True, False]
+
+
+@each_dtype
+def test_activations_are_rounded_as_on_the_cpu(dtype: torch.dtype) -> None:
+    """Values and scales equal those of the reference in every bit; groups of zeros and NaN too."""
+    x, _, _ = make(5, 70 * 32, 1, dtype)
+    x[1, 40], x[2, 95], x[3], x[4, 32:64] = torch.nan, torch.inf, 0.0, 1e-31
+    values, scales = linear.round_activations(x)
+    expected_values, expected_scales = quantise_rows(x)
+    is_number = ~expected_scales.isnan()
+    assert torch.equal(scales.isnan(), ~is_number)
+    assert torch.equal(scales[is_number], expected_scales[is_number])
+    assert torch.equal(values.view(5, 70, 32)[is_number].float(), expected_values[is_number])
+
+
+def test_weights_take_the_memory_that_they_should() -> None:
+    """Bytes of a parameter: 1 and a scale an output, 1 and 2 a group, a half and 4 a group."""
+    weight = torch.randn(64, 640, dtype=torch.bfloat16)
+    share = {kind: pack(weight, kind).nbytes / weight.numel() for kind in KINDS}
+    assert share["e4m3"] == 1 + 4 / 640
+    assert share["int8"] == share["int8_rows"] == 1 + 2 / 32
+    assert share["int4"] == 0.5 + 4 / 32
+
+
+def test_no_rows_are_no_work() -> None:
+    """A step may be empty."""
+    for kind in KINDS:
+        packed = pack(torch.ones(8, 32), kind)
+        assert linear.linear(torch.empty(0, 32), packed).shape == (0, 8)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    """Another kind, other inputs, another type, another bias."""
+    packed = pack(torch.ones(8, 32))
+    with pytest.raises(ValueError, match="only plain"):
+        pack(torch.ones(8, 32), "int2")
+    with pytest.raises(ValueError, match="32"):
+        linear.linear(torch.ones(1, 33), packed)
+    with pytest.raises(ValueError, match="bfloat16"):
+        linear.linear(torch.ones(1, 32, dtype=torch.bfloat16), packed)
+    with pytest.raises(ValueError, match="bias"):
+        linear.linear(torch.ones(1, 32), packed, torch.ones(9))
