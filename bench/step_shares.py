@@ -5,7 +5,8 @@
 A real target in this process, asked over gRPC from another one, without drafts. A step's period is
 from one forward's begin to the next one's; what the forward leaves of it is everybody else's, be it
 work or waiting for the processor. What happens beside the forward lengthens no step, and so does
-not count. The last line is one JSON object: the share of the period, by number of streams.
+not count. The last line is one JSON object, by number of streams: shares of the period. "named" are
+planning, choosing, committing and writing streams; "all" is all that is not the forward.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ STREAMS = (1, 32)
 PROMPT_TOKENS = 96
 TOKENS = 120
 _HOST = "127.0.0.1"
+_SHARES = ("named", "all")
 
 
 class StepTimer:
@@ -85,12 +87,22 @@ class StepTimer:
         return marked
 
     def parts(self) -> dict[str, float]:
-        """Milliseconds of a step by part, medians; and the share that is not the forward's."""
+        """Milliseconds of a step by part, and shares of its period; medians."""
         steps = self.steps[len(self.steps) // 10 :]
+        if not steps:
+            raise RuntimeError(f"no two steps in a row had all {self.num_sequences} streams")
 
         def median(of: Callable[[dict[str, float]], float]) -> float:
             values = sorted(of(step) for step in steps)
             return 1000 * values[len(values) // 2]
+
+        def streams(step: dict[str, float]) -> float:
+            inside = step["run"] + step["plan"] + step["commit"] + step["gate"]
+            return step["period"] - inside
+
+        def named(step: dict[str, float]) -> float:
+            chosen = step["thread"] - step["runner"]
+            return step["plan"] + chosen + step["commit"] + streams(step)
 
         return {
             "period": median(lambda s: s["period"]),
@@ -100,15 +112,16 @@ class StepTimer:
             "to and from the thread": median(lambda s: s["run"] - s["thread"]),
             "plan": median(lambda s: s["plan"]),
             "commit": median(lambda s: s["commit"]),
-            "streams and the rest": median(
-                lambda s: s["period"] - s["run"] - s["plan"] - s["commit"] - s["gate"]
-            ),
-            "share": median(lambda s: 1 - s["forward"] / s["period"]) / 1000,
+            "streams and the rest": median(streams),
+            "named": median(lambda s: named(s) / s["period"]) / 1000,
+            "all": median(lambda s: 1 - s["forward"] / s["period"]) / 1000,
         }
 
 
-async def measure(model: str, dtype: str, threads: int) -> dict[str, dict[str, float]]:
-    """The parts of a step by number of streams, of one target."""
+async def measure(
+    model: str, dtype: str, threads: int, num_tokens: int
+) -> dict[str, dict[str, float]]:
+    """The parts of a step by number of streams, of one target; each stream has so many tokens."""
     from outrider.serving.logs import configure_logging
     from outrider.serving.server import listening
     from outrider.serving.settings import TargetSettings
@@ -125,6 +138,7 @@ async def measure(model: str, dtype: str, threads: int) -> dict[str, dict[str, f
             asker = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "bench.step_shares"),
                 *("--ask", f"{_HOST}:{server.port}", "--streams", str(num_streams)),
+                *("--tokens", str(num_tokens)),
             )
             if await asker.wait():
                 raise RuntimeError("the asking process failed")
@@ -132,8 +146,8 @@ async def measure(model: str, dtype: str, threads: int) -> dict[str, dict[str, f
     return found
 
 
-async def ask(address: str, num_streams: int) -> None:
-    """Read so many greedy answers at once."""
+async def ask(address: str, num_streams: int, num_tokens: int) -> None:
+    """Read so many greedy answers at once, of so many tokens."""
     from outrider.serving.channel import open_channel
     from protos.outrider.v1 import sampling_pb2, target_pb2, target_pb2_grpc
 
@@ -142,7 +156,7 @@ async def ask(address: str, num_streams: int) -> None:
             request = target_pb2.TokenRequest(
                 token_ids=range(100 + index, 100 + index + PROMPT_TOKENS),
                 sampling=sampling_pb2.SamplingParams(temperature=0.0),
-                stopping=sampling_pb2.StoppingParams(max_tokens=TOKENS, ignore_eos=True),
+                stopping=sampling_pb2.StoppingParams(max_tokens=num_tokens, ignore_eos=True),
             )
             async for _ in target_pb2_grpc.TargetStub(channel).Generate(request):
                 pass
@@ -151,14 +165,20 @@ async def ask(address: str, num_streams: int) -> None:
 
 
 def step_shares(
-    model: str = "smollm2-135m-instruct", dtype: str = "int8", threads: int = 2
-) -> dict[str, float]:
-    """The share of a step that is not the model's forward, by number of streams."""
-    found = uvloop.run(measure(model, dtype, threads))
+    model: str = "smollm2-135m-instruct",
+    dtype: str = "int8",
+    threads: int = 2,
+    num_tokens: int = TOKENS,
+) -> dict[str, dict[str, float]]:
+    """Shares of a step by number of streams: "named" parts and "all" but the model's forward."""
+    found = uvloop.run(measure(model, dtype, threads, num_tokens))
     for streams, parts in found.items():
-        times = ", ".join(f"{part} {ms:.2f}" for part, ms in parts.items() if part != "share")
+        times = ", ".join(f"{part} {ms:.2f}" for part, ms in parts.items() if part not in _SHARES)
         print(f"{streams} streams, ms a step: {times}", flush=True)
-    return {streams: round(parts["share"], 4) for streams, parts in found.items()}
+    return {
+        streams: {share: round(parts[share], 4) for share in _SHARES}
+        for streams, parts in found.items()
+    }
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -167,13 +187,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--dtype", default="int8")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=TOKENS, help="of a stream")
     parser.add_argument("--ask", help="of the process that asks: the address")
     parser.add_argument("--streams", type=int, default=1, help="of the process that asks")
     options = parser.parse_args(arguments)
     if options.ask:
-        uvloop.run(ask(options.ask, options.streams))
+        uvloop.run(ask(options.ask, options.streams, options.tokens))
     else:
-        print(json.dumps(step_shares(options.model, options.dtype, options.threads)))
+        shares = step_shares(options.model, options.dtype, options.threads, options.tokens)
+        print(json.dumps(shares))
 
 
 if __name__ == "__main__":

@@ -125,6 +125,7 @@ class Scheduler:
     def commit(self, request: Request, num_computed: int) -> None:
         """After a step: the cache holds `num_computed` tokens, and blocks behind them are freed."""
         sequence = request.sequence
+        num_named = sequence.num_computed // self.pool.block_size
         sequence.num_computed = num_computed
         keep = self.pool.blocks_for(sequence.num_tokens)
         if keep < len(sequence.block_table):
@@ -133,8 +134,8 @@ class Scheduler:
         if self._prefix_cache:
             # Only what is confirmed and complete gets a name: drafts that failed lie behind it.
             names = request.chain.names(sequence.token_ids, num_computed)
-            for block, name in zip(sequence.block_table[: len(names)], names, strict=True):
-                self.pool.name(block, name)
+            for i in range(num_named, len(names)):
+                self.pool.name(sequence.block_table[i], names[i])
 
     def check_integrity(self) -> list[str]:
         """What is wrong with the pool, given every sequence."""

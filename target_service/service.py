@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 import uuid
 from collections.abc import Sequence
@@ -47,6 +48,10 @@ from target_service.window import StepCost
 
 log = structlog.get_logger(__name__)
 
+_SWITCH_S = 0.0001
+"""How long the device thread waits for Python while the event loop writes streams. By Python's own
+5 ms a step of many streams would begin as much later."""
+
 
 class TargetService:
     """The target as `outrider.serving.server.serve` wants it."""
@@ -79,6 +84,7 @@ class TargetService:
         settings = self._settings
         if settings.max_window < settings.max_draft_tokens:
             raise SettingsError("max_window must be at least max_draft_tokens")
+        sys.setswitchinterval(_SWITCH_S)
         runner, identity = await self._device.run(self._load)
         self._device.call_timeout_s = settings.step_timeout_s
         model, num_blocks = runner.model.config, runner.cache.num_blocks

@@ -57,33 +57,30 @@ class Verifier:
         Raises what the forward raises: that concerns everybody in the step.
         """
         logits = self._runner.forward(plan.batch)  # [num_logits, vocab]
-        parts = torch.split(logits, [item.num_logits for item in plan.batch.items])
-        chosen = self._choose(plan, parts)
+        chosen = self._choose(plan, logits)
         verdicts: list[Outcome] = []
+        first = 0
         for i, (share, item) in enumerate(zip(plan.shares, plan.batch.items, strict=True)):
             if item.num_logits == 0:
                 verdicts.append(None)
                 continue
             try:
-                verdicts.append(judge(parts[i], chosen.get(i), share, item))
+                verdicts.append(judge(logits, first, chosen.get(i), share, item))
             except Exception as error:  # the batcher logs it and fails this request
                 verdicts.append(Failure(error))
+            first += item.num_logits
         return verdicts
 
-    def _choose(
-        self, plan: Plan, parts: Sequence[torch.Tensor]
-    ) -> dict[int, list[int] | Exception]:
+    def _choose(self, plan: Plan, logits: torch.Tensor) -> dict[int, list[int] | Exception]:
         """The target's own tokens for all shares that want them and are not left to chance."""
-        wanted = {
-            i: Rows(
-                rows[share.num_prompt_rows :] if share.num_prompt_rows else rows,
-                _chooser(share),
-                share.request.sequence.token_ids,
-                share.drafts,
-            )
-            for i, (share, rows) in enumerate(zip(plan.shares, parts, strict=True))
-            if len(rows) > share.num_prompt_rows and not share.draft_probs
-        }
+        wanted: dict[int, Rows] = {}
+        first = 0
+        for i, (share, item) in enumerate(zip(plan.shares, plan.batch.items, strict=True)):
+            if item.num_logits > share.num_prompt_rows and not share.draft_probs:
+                row = first + share.num_prompt_rows
+                confirmed = share.request.sequence.token_ids
+                wanted[i] = Rows(logits, _chooser(share), confirmed, share.drafts, row)
+            first += item.num_logits
         found = choose_tokens(list(wanted.values()), self._runner.model.ops.choose)
         return dict(zip(wanted, found, strict=True))
 
@@ -92,16 +89,24 @@ Outcome = Verdict | Failure | None
 
 
 def judge(
-    logits: torch.Tensor,  # [num_logits of the item, vocab]
+    logits: torch.Tensor,  # [num_logits of the step, vocab]
+    first: int,
     chosen: list[int] | Exception | None,
     share: Planned,
     item: BatchItem,
 ) -> Verdict:
-    """All that is to be said of one share of a step; `chosen` are the target's own tokens."""
+    """All that is to be said of one share of a step, whose rows of logits begin at `first`.
+
+    `chosen` are the target's own tokens.
+    """
     if isinstance(chosen, Exception):
         raise chosen
-    prompt = score_prompt(logits[: share.num_prompt_rows], share, item.start)
-    rows = logits[share.num_prompt_rows :]
+    answer = share.request.params.answer
+    if chosen is not None and answer.logprobs is None and not share.request.scores_prompt:
+        return Verdict(chosen, len(chosen) - 1)
+    first_choosing = first + share.num_prompt_rows
+    prompt = score_prompt(logits[first:first_choosing], share, item.start)
+    rows = logits[first_choosing : first + item.num_logits]
     if not len(rows):
         return Verdict([], 0, prompt=prompt)
     if chosen is None:
@@ -111,7 +116,7 @@ def judge(
         )
     else:
         verdict = Verdict(chosen, len(chosen) - 1)
-    wanted = share.request.params.answer.logprobs
+    wanted = answer.logprobs
     if wanted is None and not prompt:
         return verdict
     scores = [] if wanted is None else _score(rows, verdict.tokens, wanted)

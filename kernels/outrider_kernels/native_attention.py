@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -79,36 +80,62 @@ def plan_attention(
 
     num_rows >= sum(query_lens) is the height of q; rows after the tokens become zeros.
     """
-    lens, start = np.array(query_lens, dtype=np.int64), np.array(starts, dtype=np.int64)
-    used = -(-(start + lens) // block_size)  # blocks of each sequence
-    blocks = np.fromiter(
-        chain.from_iterable(t[:n] for t, n in zip(block_tables, used.tolist(), strict=True)),
-        dtype=np.int64,
-        count=int(used.sum()),
-    )
     group = num_heads // kv_heads
-    item, begin = _cut(lens, max(1, TILE_ROWS // group))
-    tiles = np.empty((item.size, 6), dtype=np.int64)
-    tiles[:, 0] = (np.cumsum(lens) - lens)[item] + begin
-    tiles[:, 1] = np.minimum(max(1, TILE_ROWS // group), lens[item] - begin)
-    tiles[:, 2] = start[item] + begin
-    tiles[:, 3] = (np.cumsum(used) - used)[item]
-    rows = tiles[:, 1] * group
-    splits = tiles[:, 4] = -(-(tiles[:, 1] + tiles[:, 2]) // SPLIT_KEYS)
-
+    size = max(1, TILE_ROWS // group)
+    positions, tables, splits = [], [], []  # of the tiles
+    blocks: list[int] = []
+    for length, start, table in zip(query_lens, starts, block_tables, strict=True):
+        end = start + length
+        for position in range(start, end, size):
+            positions.append(position)
+            tables.append(len(blocks))
+            splits.append(-(-min(position + size, end) // SPLIT_KEYS))
+        blocks += table[: -(-end // block_size)]
     wanted = UNITS_PER_THREAD * torch.get_num_threads()
+    layout = _layout(tuple(query_lens), tuple(splits), size, group, kv_heads, wanted)
+    tiles = layout.tiles.copy()
+    tiles[:, 2] = positions
+    tiles[:, 3] = tables
+    return NativePlan(
+        tiles=tiles,
+        units=layout.units,
+        blocks=np.array(blocks, dtype=np.int64),
+        num_done=np.zeros(len(tiles) * kv_heads, dtype=np.int64),
+        num_partials=layout.num_partials,
+        num_tokens=sum(query_lens),
+        block_size=block_size,
+    )
+
+
+class _Layout(NamedTuple):
+    """What steps of equal shape share."""
+
+    tiles: NDArray[np.int64]  # as a plan's, but for positions and places in blocks
+    units: NDArray[np.int64]
+    num_partials: int
+
+
+@lru_cache(maxsize=64)
+def _layout(
+    query_lens: tuple[int, ...],
+    splits_of_tiles: tuple[int, ...],
+    size: int,
+    group: int,
+    kv_heads: int,
+    wanted: int,
+) -> _Layout:
+    """The same from one step of a text to the next, until it reaches another split."""
+    lens, splits = np.array(query_lens), np.array(splits_of_tiles)
+    item, begin = _cut(lens, size)
+    tiles = np.zeros((item.size, 6), dtype=np.int64)
+    tiles[:, 0] = (np.cumsum(lens) - lens)[item] + begin
+    tiles[:, 1] = np.minimum(size, lens[item] - begin)
+    tiles[:, 4] = splits
+    rows = tiles[:, 1] * group
     units, is_cut = _units(splits, rows, kv_heads, wanted)
     partial_rows = np.where(is_cut, splits * rows * kv_heads, 0)
     tiles[:, 5] = np.where(is_cut, np.cumsum(partial_rows) - partial_rows, -1)
-    return NativePlan(
-        tiles=tiles,
-        units=units,
-        blocks=blocks,
-        num_done=np.zeros(item.size * kv_heads, dtype=np.int64),
-        num_partials=int(partial_rows.sum()),
-        num_tokens=int(lens.sum()),
-        block_size=block_size,
-    )
+    return _Layout(tiles, units, int(partial_rows.sum()))
 
 
 def _units(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,11 @@ _COST_OF_THREADS = 2_000_000
 """For which it pays to wake the other ones, some 100 us of work."""
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """One sequence's rows of logits, and how its tokens are chosen from them."""
 
     logits: torch.Tensor
-    """float32 [1 + len(drafts), vocab] on the CPU, the values of a row next to each other."""
+    """float32 [num_rows, vocab] on the CPU, the values of a row next to each other."""
     num_ids: int
     """Ids from here on are padding of the logits and are never chosen."""
     position: int
@@ -37,6 +36,8 @@ class Choice:
     top_k: int
     top_p: float
     min_p: float
+    first: int = 0
+    """Which of the rows is its first one; it has 1 + len(drafts)."""
 
 
 def choose(library: Library, choices: Sequence[Choice]) -> list[list[int]]:
@@ -46,24 +47,24 @@ def choose(library: Library, choices: Sequence[Choice]) -> list[list[int]]:
     that do not lie as the library reads them.
     """
     num_rows = [1 + len(choice.drafts) for choice in choices]
-    tokens = np.full(sum(num_rows), -1, dtype=np.int64)
+    tokens = np.array([id for each in choices for id in (*each.drafts, -1)], dtype=np.int64)
     packed = bytearray(_CHOICE.size * len(choices))
-    first, cost = 0, 0
+    first, cost, at = 0, 0, tokens.ctypes.data
+    rows_of: torch.Tensor | None = None
     for i, choice in enumerate(choices):
         logits, rows = choice.logits, num_rows[i]
-        if logits.dtype != torch.float32 or logits.device.type != "cpu" or logits.stride(-1) != 1:
-            raise ValueError(f"expected float32 rows on the CPU, got {logits.dtype} elsewhere")
-        if logits.shape[0] != rows or not 0 < choice.num_ids <= logits.shape[1]:
+        if logits is not rows_of:  # mostly all are of one step
+            rows_of, begin, height, width, stride = logits, *_rows(logits)
+        if not 0 <= choice.first <= height - rows or not 0 < choice.num_ids <= width:
             raise ValueError(f"logits of {list(logits.shape)} do not fit {rows} rows")
-        tokens[first : first + rows - 1] = choice.drafts
         _CHOICE.pack_into(
             packed,
             i * _CHOICE.size,
-            logits.data_ptr(),
-            tokens.ctypes.data + 8 * first,
+            begin + 4 * choice.first * stride,
+            at + 8 * first,
             rows,
             0,
-            logits.stride(0),
+            stride,
             choice.num_ids,
             choice.position,
             choice.top_k,
@@ -89,3 +90,11 @@ def choose(library: Library, choices: Sequence[Choice]) -> list[list[int]]:
         out.append(found[row : row + count])
         row += rows
     return out
+
+
+def _rows(logits: torch.Tensor) -> tuple[int, int, int, int]:
+    """Where rows lie, how many they are and how wide, and from one to the next."""
+    if logits.dtype != torch.float32 or logits.device.type != "cpu" or logits.stride(-1) != 1:
+        raise ValueError(f"expected float32 rows on the CPU, got {logits.dtype} elsewhere")
+    height, width = logits.shape
+    return logits.data_ptr(), height, width, logits.stride(0)

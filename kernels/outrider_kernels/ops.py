@@ -24,7 +24,7 @@ from outrider_kernels.rounded_weight import Int4Weight, Int8Weight
 
 logger = logging.getLogger(__name__)
 
-KERNELS_VERSION = 1
+KERNELS_VERSION = 2
 """Raised with every change of a single bit of any result; part of the numerics id."""
 KERNELS = ("auto", "torch")
 """What may be asked for: the fastest that the machine can have, or plain torch."""

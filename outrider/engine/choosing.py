@@ -8,7 +8,7 @@ row, as each row has a history of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -19,17 +19,18 @@ Choose = Callable[[Sequence[Choice]], list[list[int]]]
 """An operation of `outrider_kernels.ops.Ops`."""
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """One sequence's rows of a step."""
 
     logits: torch.Tensor
-    """float32 [1 + len(drafts), vocab]"""
+    """float32 [num_rows, vocab], of the whole step maybe"""
     chooser: TokenChooser
     confirmed: Sequence[int]
     """The sequence's tokens before the first row's."""
     drafts: Sequence[int] = ()
     """What the rows but the last must give for the next one to count."""
+    first: int = 0
+    """Which row is its first one; it has 1 + len(drafts)."""
 
 
 def choose_tokens(wanted: Sequence[Rows], choose: Choose | None) -> list[list[int] | Exception]:
@@ -43,7 +44,8 @@ def choose_tokens(wanted: Sequence[Rows], choose: Choose | None) -> list[list[in
         try:
             position = len(rows.confirmed)
             if choose is not None and rows.chooser.takes_logits_as_they_are(position):
-                plain.append((i, rows.chooser.choice(rows.logits, position, rows.drafts)))
+                choice = rows.chooser.choice(rows.logits, position, rows.drafts, rows.first)
+                plain.append((i, choice))
             else:
                 found[i] = _row_by_row(rows, choose)
         except Exception as error:
@@ -58,7 +60,9 @@ def choose_tokens(wanted: Sequence[Rows], choose: Choose | None) -> list[list[in
 def _row_by_row(rows: Rows, choose: Choose | None) -> list[int]:
     history, chooser = [*rows.confirmed], rows.chooser
     chosen: list[int] = []
-    for row, draft in zip(rows.logits, [*rows.drafts, None], strict=True):
+    drafts = [*rows.drafts, None]
+    logits = rows.logits[rows.first : rows.first + len(drafts)]
+    for row, draft in zip(logits, drafts, strict=True):
         if choose is None:
             token = chooser.choose(row, history)
         else:
@@ -74,4 +78,5 @@ def _row_by_row(rows: Rows, choose: Choose | None) -> list[int]:
 
 
 def _bad_logits(choice: Choice, row: int) -> BadLogits:
-    return BadLogits(f"the best logit is {choice.logits[row, : choice.num_ids].max():g}")
+    best = choice.logits[choice.first + row, : choice.num_ids].max()
+    return BadLogits(f"the best logit is {best:g}")

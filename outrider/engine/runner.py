@@ -6,12 +6,8 @@ requests, of sampling, or of why a token is in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
-
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BLOCK_SIZE
@@ -64,27 +60,26 @@ class Runner:
             raise ValueError("a block outside the cache")
 
     def _step_input(self, batch: Batch) -> StepInput:
-        """All index arithmetic of the step, once for all layers."""
+        """All index arithmetic of the step, once for all layers.
+
+        Most steps are a token of a few sequences: too little for whole arrays to pay.
+        """
         config, block_size = self.model.config, self.cache.block_size
         items = batch.items
-        lens = np.array([len(item.token_ids) for item in items])
-        num_tokens = int(lens.sum())
-        num_rows = max(num_tokens, self.model.ops.min_rows)
-        token_ids = np.zeros(num_rows, dtype=np.int64)
-        token_ids[:num_tokens] = _joined([item.token_ids for item in items], num_tokens)
-        owner, place = _places(lens)
-        positions = np.zeros(num_rows, dtype=np.int64)
-        positions[:num_tokens] = np.array([item.start for item in items])[owner] + place
-        table_lens = np.array([len(item.block_table) for item in items])
-        blocks = _joined([item.block_table for item in items], int(table_lens.sum()))
-        table = (np.cumsum(table_lens) - table_lens)[owner]
-        number, inside = np.divmod(positions[:num_tokens], block_size)
-        slots = blocks[table + number] * block_size + inside
-        num_logits = np.array([item.num_logits for item in items])
-        logit_owner, logit_place = _places(num_logits)
-        logit_rows = (np.cumsum(lens) - num_logits)[logit_owner] + logit_place
+        token_ids: list[int] = []
+        positions: list[int] = []
+        slots: list[int] = []
+        logit_rows: list[int] = []
+        for item in items:
+            table, places = item.block_table, range(item.start, item.end)
+            token_ids += item.token_ids
+            positions += places
+            slots += [table[at // block_size] * block_size + at % block_size for at in places]
+            logit_rows += range(len(token_ids) - item.num_logits, len(token_ids))
+        num_rows = max(len(token_ids), self.model.ops.min_rows)
+        padding = [0] * (num_rows - len(token_ids))
         plan = self.model.ops.plan_attention(
-            lens.tolist(),
+            [len(item.token_ids) for item in items],
             [item.start for item in items],
             [item.block_table for item in items],
             block_size=block_size,
@@ -93,20 +88,8 @@ class Runner:
             num_rows=num_rows,
         )
         device = self.model.device
-        return StepInput(
-            token_ids=torch.from_numpy(token_ids).to(device),
-            positions=torch.from_numpy(positions).to(device),
-            slots=torch.from_numpy(slots).to(device),
-            logit_rows=torch.from_numpy(logit_rows).to(device),
-            attention=plan.to(device),
-        )
-
-
-def _joined(lists: Sequence[Sequence[int]], num_values: int) -> NDArray[np.int64]:
-    return np.fromiter(chain.from_iterable(lists), dtype=np.int64, count=num_values)
-
-
-def _places(lens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For pieces of these lengths in a row: of each value, whose it is and its place there."""
-    owner = np.repeat(np.arange(len(lens)), lens)
-    return owner, np.arange(owner.size) - (np.cumsum(lens) - lens)[owner]
+        joined = [*token_ids, *padding, *positions, *padding, *slots, *logit_rows]
+        sizes = [num_rows, num_rows, len(slots), len(logit_rows)]
+        numbers = torch.from_numpy(np.array(joined, dtype=np.int64)).to(device)
+        ids, at, into, wanted = torch.split(numbers, sizes)
+        return StepInput(ids, at, into, wanted, plan.to(device))

@@ -77,6 +77,12 @@ class TokenChooser:
         self._stop_ids = np.array(sorted(i for i in stop_token_ids if i < vocab_size), np.int64)
         self._bias_ids = np.array([i for i, _ in sampling.logit_bias], np.int64)
         self._bias_values = np.array([v for _, v in sampling.logit_bias], np.float32)
+        self._looks_back = bool(
+            sampling.frequency_penalty
+            or sampling.presence_penalty
+            or sampling.repetition_penalty != 1.0
+            or sampling.logit_bias
+        )
 
     def choose(self, logits_row: torch.Tensor, history: Sequence[int]) -> int:
         """The token at position len(history), given the logits that predict it, float32 [vocab]."""
@@ -90,17 +96,18 @@ class TokenChooser:
 
     def takes_logits_as_they_are(self, num_tokens: int) -> bool:
         """Whether nothing that was said before changes the logits behind so many tokens."""
-        params = self.sampling
-        short = num_tokens - self._prompt_len < self._min_tokens and self._stop_ids.size > 0
-        penalties = params.frequency_penalty or params.presence_penalty
-        return not (short or penalties or self._bias_ids.size) and params.repetition_penalty == 1.0
+        if self._looks_back:
+            return False
+        return num_tokens - self._prompt_len >= self._min_tokens or self._stop_ids.size == 0
 
     def adjusted(self, logits_row: torch.Tensor, history: Sequence[int]) -> torch.Tensor:
         """The row behind penalties, bias and minimum length: what `choice` takes."""
         return torch.from_numpy(self._adjust(logits_row.numpy(), history))
 
-    def choice(self, logits: torch.Tensor, position: int, drafts: Sequence[int] = ()) -> Choice:
-        """These settings for compiled code, on adjusted rows [1 + len(drafts), vocab]."""
+    def choice(
+        self, logits: torch.Tensor, position: int, drafts: Sequence[int] = (), first: int = 0
+    ) -> Choice:
+        """These settings for compiled code, on adjusted rows, from the first one on."""
         if logits.shape[1] != self._vocab_size:
             raise ValueError(f"expected rows of {self._vocab_size} logits, got {logits.shape}")
         params = self.sampling
@@ -114,6 +121,7 @@ class TokenChooser:
             params.top_k,
             params.top_p,
             params.min_p,
+            first,
         )
 
     def candidates(self, logits_row: torch.Tensor, history: Sequence[int]) -> Candidates:

@@ -241,7 +241,9 @@ def test_rows_that_do_not_fit_are_refused(kernels: Library) -> None:
     rows, params = torch.zeros(2, 8), SamplingParams()
     for wrong in (
         choice_of(rows.double(), params, 0, drafts=(1,)),
-        choice_of(rows, params, 0),
+        choice_of(rows, params, 0, drafts=(1, 2)),
+        choice_of(rows, params, 0, drafts=(1,), first=1),
+        choice_of(rows, params, 0, first=-1),
         choice_of(rows, params, 0, drafts=(1,), num_ids=9),
         choice_of(torch.zeros(8, 2).T, params, 0, drafts=(1,)),
     ):
