@@ -37,9 +37,10 @@ model: $(RUN)
 demo: model
 	@$(BIN)/python -m outrider.cli.demo
 
-# Compiled once, before tests that have a limit of time; those without a compiler use torch.
+# Compiled once for every instruction set that the processor has, before tests that compare them
+# within a limit of time; those without a compiler use torch.
 kernels-library: $(RUN)
-	-@$(BIN)/python -c "from outrider_kernels.native_build import find_library; find_library()"
+	-@$(BIN)/python -m outrider_kernels.native_build
 
 test: $(DEV) model kernels-library
 	$(BIN)/python -m pytest

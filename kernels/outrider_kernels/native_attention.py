@@ -1,6 +1,6 @@
 """Paged attention in C++: the index arithmetic of a step, and a call that has it alone.
 
-What is computed with what is in csrc/attention.h. Here it is decided only who computes it: query
+What is computed with what is in csrc/attention.cpp. Here it is decided only who computes it: query
 tokens are cut into tiles and the keys of a tile's queries into units of work. No bit of a result
 depends on that.
 """

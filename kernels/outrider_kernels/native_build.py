@@ -4,12 +4,13 @@
     <cache>/kernels/<name>.so       compiled on first use; <name> has a hash of all that decides it
     <cache>/kernels/.lock           held by whoever compiles
 
-The cache is $OUTRIDER_CACHE, else $XDG_CACHE_HOME/outrider, else ~/.cache/outrider. The library has
-the code for every instruction set and needs nothing but the C++ runtime: it fits any processor of
-the machine's kind and any version of torch.
+The cache is $OUTRIDER_CACHE, else $XDG_CACHE_HOME/outrider, else ~/.cache/outrider. A library is
+for one instruction set and needs nothing but the C++ runtime: it fits any processor that has the
+set, and any version of torch.
 
-Run as a program it compiles beforehand, into the folder that it is given. Knows nothing of what is
-compiled, and imports nothing but the standard library.
+Run as a program it compiles for every instruction set: into the folder that it is given, for all
+processors of the machine's kind, or into the cache, for this one. Knows nothing of what is compiled,
+and imports nothing but the standard library.
 """
 
 from __future__ import annotations
@@ -47,6 +48,10 @@ INSTRUCTION_SETS: dict[str, dict[str, tuple[str, ...]]] = {
     },
 }
 """Beside `generic`, by machine, the fastest first; with the compiler's flags."""
+PROCESSOR = Path("/proc/cpuinfo")
+UNITS = ("isa", "sums", "attention", "sampling")
+"""Sources that are compiled with the flags of the instruction set."""
+PLAIN_UNITS = ("api", "team", "pack")
 COMPILE_TIMEOUT_S = 300.0
 LOCK_TIMEOUT_S = 300.0
 
@@ -56,8 +61,21 @@ class Unavailable(Exception):
 
 
 def instruction_sets() -> list[str]:
-    """What the library has code for on a machine like this, the fastest first."""
+    """What there is code for on a machine like this, the fastest first."""
     return [*INSTRUCTION_SETS.get(platform.machine(), {}), "generic"]
+
+
+def runnable_sets() -> list[str]:
+    """Those of them that this processor says it has; all where nothing tells what it has."""
+    try:
+        lines = PROCESSOR.read_text(errors="replace").splitlines()
+    except OSError:
+        return instruction_sets()
+    for line in lines:
+        if line.startswith("flags"):
+            told = {f"-m{flag.replace('_', '')}" for flag in line.split()}
+            return [isa for isa in instruction_sets() if told.issuperset(_flags_of(isa))]
+    return instruction_sets()
 
 
 def cache_folder() -> Path:
@@ -68,17 +86,17 @@ def cache_folder() -> Path:
     return Path(base).expanduser() / "outrider" / "kernels"
 
 
-def find_library() -> Path:
-    """The library, compiled now if it must be. Raises Unavailable."""
-    beforehand = BEFOREHAND / f"{_name()}.so"
+def find_library(isa: str) -> Path:
+    """The library for one of `instruction_sets`, compiled now if it must be. Raises Unavailable."""
+    beforehand = BEFOREHAND / f"{_name(isa)}.so"
     if beforehand.exists():
         return beforehand
     compiler = find_compiler()
-    path = cache_folder() / f"{_name(_version_of(compiler))}.so"
+    path = cache_folder() / f"{_name(isa, _version_of(compiler))}.so"
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            _compile_once(compiler, path)
+            _compile_once(compiler, isa, path)
         _check_owner(path)
     except OSError as error:
         raise Unavailable(f"the compiled kernels cannot be kept: {error}") from error
@@ -98,22 +116,24 @@ def find_compiler() -> list[str]:
     raise Unavailable(f"there is no C++ compiler: none of {', '.join(COMPILERS)} is on the path")
 
 
-def compile_library(compiler: list[str], path: Path) -> None:
-    """Compile for every instruction set and put the library there in one rename."""
-    extra = {"generic": (), **INSTRUCTION_SETS.get(platform.machine(), {})}
-    units = [("isa.cpp", (*flags, f"-DISA={name}"), name) for name, flags in extra.items()]
-    units += [("api.cpp", (), "api"), ("team.cpp", (), "team"), ("pack.cpp", (), "pack")]
+def compile_library(compiler: list[str], isa: str, path: Path) -> None:
+    """Compile for an instruction set and put the library there in one rename."""
+    began = time.monotonic()
+    extra = (*_flags_of(isa), f"-DISA={isa}")
+    units = [(name, extra) for name in UNITS] + [(name, ()) for name in PLAIN_UNITS]
     with tempfile.TemporaryDirectory(prefix=".partial-", dir=path.parent) as folder:
-        objects = [str(Path(folder) / f"{name}.o") for _, _, name in units]
-        commands = [
-            [*compiler, *FLAGS, *flags, "-c", str(SOURCES / source), "-o", target]
-            for (source, flags, _), target in zip(units, objects, strict=True)
-        ]
-        _run_all(commands)
+        objects = {name: str(Path(folder) / f"{name}.o") for name, _ in units}
+        _run_all(
+            [
+                [*compiler, *FLAGS, *flags, "-c", f"{SOURCES / name}.cpp", "-o", objects[name]]
+                for name, flags in units
+            ]
+        )
         library = Path(folder) / path.name
-        _run_all([[*compiler, "-shared", "-pthread", *objects, "-o", str(library)]])
+        _run_all([[*compiler, "-shared", "-pthread", *objects.values(), "-o", str(library)]])
         library.chmod(0o755)
         library.replace(path)
+    logger.info("compiled the operations for %s in %.1f s", isa, time.monotonic() - began)
 
 
 def _run_all(commands: list[list[str]]) -> None:
@@ -145,7 +165,7 @@ def _run_all(commands: list[list[str]]) -> None:
             process.communicate()
 
 
-def _compile_once(compiler: list[str], path: Path) -> None:
+def _compile_once(compiler: list[str], isa: str, path: Path) -> None:
     """Compile unless another process has while we waited for it."""
     with (path.parent / ".lock").open("w") as lock:
         deadline = time.monotonic() + LOCK_TIMEOUT_S
@@ -160,8 +180,8 @@ def _compile_once(compiler: list[str], path: Path) -> None:
         if not path.exists():
             for leftover in path.parent.glob(".partial-*"):
                 shutil.rmtree(leftover, ignore_errors=True)
-            logger.info("compiling the operations, this once: %s", path)
-            compile_library(compiler, path)
+            logger.info("compiling the operations for %s, this once: %s", isa, path)
+            compile_library(compiler, isa, path)
 
 
 def _version_of(compiler: list[str]) -> str:
@@ -177,14 +197,18 @@ def _version_of(compiler: list[str]) -> str:
     return " ".join(compiler) + done.stdout
 
 
-def _name(compiler: str = "") -> str:
-    """The library's name: of the sources, the flags, the machine and the compiler."""
+def _flags_of(isa: str) -> tuple[str, ...]:
+    """What the compiler is to be told for one of `instruction_sets`."""
+    return INSTRUCTION_SETS.get(platform.machine(), {}).get(isa, ())
+
+
+def _name(isa: str, compiler: str = "") -> str:
+    """A library's name: of the sources, the flags, the machine and the compiler."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    sets = INSTRUCTION_SETS.get(platform.machine(), {})
-    digest.update(repr((FLAGS, sets, platform.machine(), compiler)).encode())
-    return f"outrider-kernels-{digest.hexdigest()[:24]}"
+    digest.update(repr((FLAGS, _flags_of(isa), platform.machine(), compiler)).encode())
+    return f"outrider-kernels-{isa}-{digest.hexdigest()[:24]}"
 
 
 def _check_owner(path: Path) -> None:
@@ -195,10 +219,20 @@ def _check_owner(path: Path) -> None:
             raise Unavailable(f"{each} could have been written by another user")
 
 
-if __name__ == "__main__":
-    folder = Path(sys.argv[1])
-    folder.mkdir(parents=True, exist_ok=True)
+def main(folder: Path | None) -> None:
+    """Compile for every instruction set, as the module says."""
     try:
-        compile_library(find_compiler(), folder / f"{_name()}.so")
+        if folder is None:
+            for isa in runnable_sets():
+                find_library(isa)
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        for isa in instruction_sets():
+            compile_library(find_compiler(), isa, folder / f"{_name(isa)}.so")
     except Unavailable as unavailable:
         sys.exit(str(unavailable))
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    main(Path(sys.argv[1]) if sys.argv[1:] else None)

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from outrider_kernels.kv_rows import kv_row_size
-from outrider_kernels.native_build import Unavailable, find_library, instruction_sets
+from outrider_kernels.native_build import Unavailable, find_library, runnable_sets
 
 NATIVE_VERSION = 3
 """Raised with every change of a single bit of any result of the library."""
@@ -164,7 +164,8 @@ class Library:
         """How long a thread that waits may keep its core busy before it sleeps; 0: never.
 
         It does so for less time where that was in vain, as on cores that others use too. For all
-        libraries of the process, from the next call on. ValueError for less than 0.
+        of the process that use this instruction set, from the next call on. ValueError for less
+        than 0.
         """
         if microseconds < 0:
             raise ValueError(f"threads cannot wait for {microseconds} us")
@@ -218,21 +219,26 @@ def _function(dll: ctypes.CDLL, name: str, num_arguments: int = 2) -> Callable[.
 
 @cache
 def load_library(isa: str | None = None) -> Library:
-    """The library, compiled if it must be, with the best instruction set or the named one.
+    """The library for the best instruction set or the named one, compiled if it must be.
 
     Raises Unavailable, with the reason; tries again at the next call.
     """
-    path = find_library()
+    for name in runnable_sets():
+        if isa in (None, name) and (found := _load(name)):
+            return found
+    raise Unavailable(f"this processor has no {isa}")
+
+
+def _load(isa: str) -> Library | None:
+    """None where the processor does not have it after all."""
     try:
-        dll = ctypes.CDLL(str(path))
+        dll = ctypes.CDLL(str(find_library(isa)))
         find = dll.outrider_kernels
     except (OSError, AttributeError) as error:
         raise Unavailable(f"the compiled kernels cannot be loaded: {error}") from error
-    find.argtypes, find.restype = [ctypes.c_char_p], ctypes.c_void_p
-    for name in instruction_sets() if isa is None else [isa]:
-        if kernels := find(name.encode()):
-            return Library(dll, name, kernels)
-    raise Unavailable(f"this processor has no {isa}")
+    find.argtypes, find.restype = [], ctypes.c_void_p
+    kernels = find()
+    return Library(dll, isa, kernels) if kernels else None
 
 
 def pointer(array: NDArray[np.int64]) -> int:

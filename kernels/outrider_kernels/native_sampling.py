@@ -1,4 +1,4 @@
-"""Choosing tokens in C++: the rows of all sequences of a step in one call (csrc/sampling.h)."""
+"""Choosing tokens in C++: the rows of all sequences of a step in one call (csrc/sampling.cpp)."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ Compilers are small scripts here.
 from __future__ import annotations
 
 import logging
+import re
 import stat
 import subprocess
 import sys
@@ -19,7 +20,13 @@ import torch
 from outrider.models.store import cache_dir
 from outrider.serving import settings
 from outrider_kernels import native_build, native_library, ops
-from outrider_kernels.native_build import Unavailable, cache_folder, find_library
+from outrider_kernels.native_build import (
+    Unavailable,
+    cache_folder,
+    find_library,
+    instruction_sets,
+    runnable_sets,
+)
 from tests.support.implementations import library
 
 CPU = torch.device("cpu")
@@ -63,15 +70,15 @@ def test_it_is_compiled_once(cache: Path, tmp_path: Path, monkeypatch: pytest.Mo
     compiler = make_compiler(tmp_path, f'echo run >> {log}; sleep 0.1; echo code > "$out"')
     monkeypatch.setenv("CXX", str(compiler))
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(find_library())) for _ in range(4)]
+    threads = [threading.Thread(target=lambda: found.append(find_library("generic"))) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found.append(find_library())
+    found.append(find_library("generic"))
     assert len(found) == 5 and len(set(found)) == 1
     assert found[0].read_text() == "code\n"
-    num_units = len(native_build.instruction_sets()) + 3
+    num_units = len(native_build.UNITS) + len(native_build.PLAIN_UNITS)
     assert len(log.read_text().splitlines()) == num_units + 1
     assert {path.name for path in found[0].parent.iterdir()} == {".lock", found[0].name}
 
@@ -83,27 +90,93 @@ def test_what_decides_the_code_names_the_file(
     names = set()
     for body in ('echo 1 > "$out"', 'echo 2 > "$out"'):
         monkeypatch.setenv("CXX", str(make_compiler(tmp_path, body)))
-        names.add(find_library().name)
+        names.add(find_library("generic").name)
     monkeypatch.setattr(native_build, "FLAGS", (*native_build.FLAGS, "-g"))
-    names.add(find_library().name)
+    names.add(find_library("generic").name)
     sources = tmp_path / "csrc"
     sources.mkdir()
     (sources / "isa.cpp").write_text("int x;")
     monkeypatch.setattr(native_build, "SOURCES", sources)
-    names.add(find_library().name)
-    assert len(names) == 4
+    names.update(find_library(isa).name for isa in instruction_sets())
+    assert len(names) == 3 + len(instruction_sets())
+
+
+def make_processor(folder: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is an x86-64 whose processor says this of itself."""
+    path = folder / "cpuinfo"
+    path.write_text(text)
+    monkeypatch.setattr(native_build, "PROCESSOR", path)
+    monkeypatch.setattr(native_build.platform, "machine", lambda: "x86_64")
+
+
+ALL_SETS = ["avx512vnni", "avx512", "avx2", "generic"]
+AVX2_FLAGS = "flags\t\t: fpu sse2 fma avx f16c avx2"
+AVX512_FLAGS = f"{AVX2_FLAGS} avx512f avx512dq avx512bw avx512vl"
+
+
+@pytest.mark.parametrize(
+    ("says", "sets"),
+    [
+        (f"model name\t: x\n{AVX512_FLAGS} avx512_vnni\n", ALL_SETS),
+        (AVX512_FLAGS, ALL_SETS[1:]),
+        (f"{AVX2_FLAGS} avx512f avx_vnni", ALL_SETS[2:]),
+        ("flags : fpu sse2 avx avx2", ALL_SETS[3:]),
+        ("processor : 0", ALL_SETS),
+    ],
+)
+def test_a_processor_says_which_sets_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str, sets: list[str]
+) -> None:
+    """One missing instruction is a missing set; one that says nothing may have them all."""
+    make_processor(tmp_path, says, monkeypatch)
+    assert runnable_sets() == sets
+
+
+def test_the_first_use_compiles_for_the_best_set_alone(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one when it is asked for, and never one that the processor has not."""
+    make_processor(tmp_path, AVX512_FLAGS, monkeypatch)
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, 'echo code > "$out"')))
+
+    def compiled_for() -> set[str]:
+        return {path.name.split("-")[2] for path in cache.glob("kernels/*.so")}
+
+    for isa, sets in ((None, {"avx512"}), ("generic", {"avx512", "generic"})):
+        with pytest.raises(Unavailable, match="cannot be loaded"):
+            native_library.load_library(isa)
+        assert compiled_for() == sets
+    with pytest.raises(Unavailable, match="this processor has no avx512vnni"):
+        native_library.load_library("avx512vnni")
+    assert compiled_for() == {"avx512", "generic"}
+    native_build.main(None)
+    assert compiled_for() == set(ALL_SETS[1:])
+
+
+def test_how_long_it_took_is_said(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A line before, for whoever waits, and one after; none when there is nothing to do."""
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, 'echo code > "$out"')))
+    with caplog.at_level(logging.INFO, logger="outrider_kernels"):
+        find_library("generic")
+        find_library("generic")
+    before, after = (record.getMessage() for record in caplog.records)
+    assert "for generic, this once" in before
+    assert re.search(r"for generic in \d+\.\d s$", after)
 
 
 def test_a_library_from_beforehand_needs_no_compiler(
     cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in an image that has none."""
+    """As in an image that has none, and may run on any processor of the kind."""
     monkeypatch.setattr(native_build, "BEFOREHAND", tmp_path)
     monkeypatch.setenv("CXX", str(make_compiler(tmp_path, 'echo code > "$out"')))
     command = [sys.executable, native_build.__file__, str(tmp_path)]
     subprocess.run(command, check=True, timeout=60)
     monkeypatch.setenv("CXX", "none")
-    assert find_library().read_text() == "code\n"
+    for isa in instruction_sets():
+        assert find_library(isa).read_text() == "code\n"
     assert not cache.exists()
 
 
@@ -158,14 +231,14 @@ def test_code_that_others_could_have_written_is_not_loaded(
 ) -> None:
     """A library, or its folder, that anybody may write to."""
     monkeypatch.setenv("CXX", str(make_compiler(tmp_path, 'echo code > "$out"')))
-    path = find_library()
+    path = find_library("generic")
     for each in (path, path.parent):
         mode = each.stat().st_mode
         each.chmod(mode | stat.S_IWOTH)
         with pytest.raises(Unavailable, match="another user"):
-            find_library()
+            find_library("generic")
         each.chmod(mode)
-    assert find_library() == path
+    assert find_library("generic") == path
 
 
 def test_what_is_chosen_is_said(caplog: pytest.LogCaptureFixture) -> None:

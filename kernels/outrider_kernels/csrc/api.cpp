@@ -4,11 +4,6 @@
 #include "kernels.h"
 #include "team.h"
 
-extern const Kernels kernels_generic;
-#if defined(__x86_64__)
-extern const Kernels kernels_avx2, kernels_avx512, kernels_avx512vnni;
-#endif
-
 namespace {
 
 bool runs_here(const char* isa) {
@@ -32,16 +27,8 @@ bool runs_here(const char* isa) {
 #pragma GCC visibility push(default)
 extern "C" {
 
-// The kernels of that name, or null where the processor cannot run them.
-const Kernels* outrider_kernels(const char* isa) {
-    if (!runs_here(isa)) return nullptr;
-#if defined(__x86_64__)
-    if (!std::strcmp(isa, "avx512vnni")) return &kernels_avx512vnni;
-    if (!std::strcmp(isa, "avx512")) return &kernels_avx512;
-    if (!std::strcmp(isa, "avx2")) return &kernels_avx2;
-#endif
-    return &kernels_generic;
-}
+// The kernels, or null where the processor cannot run them.
+const Kernels* outrider_kernels() { return runs_here(kernels.name) ? &kernels : nullptr; }
 
 void outrider_linear(const Kernels* kernels, const LinearJob* job) { kernels->linear(job); }
 void outrider_attention(const Kernels* kernels, const AttentionJob* job) { kernels->attention(job); }

@@ -2,10 +2,12 @@
 // each phase. What a row becomes is its own matter, whoever computes it and beside which others.
 #pragma once
 
-#include "attention.h"
+#include <initializer_list>
+
 #include "product.h"
 #include "scratch.h"
 #include "team.h"
+#include "units.h"
 
 namespace {
 

@@ -1,13 +1,8 @@
-// The kernels for one instruction set: compiled once for each, with ISA its name and the compiler's
-// flags for it. Uses no template or inline function of the standard library: the linker would keep
-// one copy of it for all sets.
+// The kernels for one instruction set, with ISA its name and the compiler's flags for it.
 #include "decoder.h"
-#include "sampling.h"
 
 #define NAME_OF(isa) #isa
 #define STRING(isa) NAME_OF(isa)
-#define JOIN(a, b) a##b
-#define TABLE(isa) JOIN(kernels_, isa)
 
 namespace {
 
@@ -85,10 +80,9 @@ void step(const StepJob* job) {
 }
 
 void choose(const ChooseJob* job) {
-    run_units(*job, job->num_choices, [](const ChooseJob& all, int64_t i) { choose(all.choices[i]); });
+    run_units(*job, job->num_choices, [](const ChooseJob& all, int64_t i) { choose_tokens(all.choices[i]); });
 }
 
 }  // namespace
 
-extern const Kernels TABLE(ISA);
-const Kernels TABLE(ISA) = {STRING(ISA), linear, attention, norm, silu_mul, rotary, step, choose};
+const Kernels kernels = {STRING(ISA), linear, attention, norm, silu_mul, rotary, step, choose};

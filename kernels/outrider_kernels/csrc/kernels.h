@@ -154,6 +154,9 @@ struct Kernels {
     void (*choose)(const ChooseJob*);
 };
 
+// Those of the library's instruction set.
+extern const Kernels kernels;
+
 constexpr int64_t STRIP = 32;  // columns of a weight
 constexpr int64_t GROUP = 32;  // inputs with a scale of their own, in int8 and int4
 constexpr int64_t KV_GROUP = 32;  // values of a head with a scale of their own, in an int8 cache

@@ -1,7 +1,7 @@
 // Sixteen float32 side by side, the same arithmetic with every instruction set.
 //
-// Included once by each translation unit that is compiled for an instruction set; everything here
-// is static, so that code for one processor never gets linked into another's. Where the processor
+// Included by the files that are compiled for an instruction set; everything here is static, so that
+// it never gets linked into those that must run on any processor. Where the processor
 // has a fused multiply-add, all results have the same bits whatever the width of its registers:
 // sums over lanes have one order, and nothing is left to the compiler (-ffp-contract=off).
 #pragma once

@@ -1,23 +1,13 @@
-// Products with weights of any type: what a row has to become first, and the sums of a strip.
+// Products with weights of any type: what a row has to become first, and what becomes of the sums.
 //
-// The one place that tells types of weights apart.
+// This and sums.cpp are the places that tell types of weights apart.
 #pragma once
 
 #include "elementwise.h"
 #include "linear4.h"
+#include "units.h"
 
 namespace {
-
-// Rows of a product's input, each as its weight takes it.
-struct Inputs {
-    char* data;
-    int64_t stride;  // bytes from a row to the next
-
-    template <class T>
-    T* row(int64_t row) const {
-        return reinterpret_cast<T*>(data + row * stride);
-    }
-};
 
 constexpr int MOST_GROUP_ROWS = NIBBLE_ROWS > BYTE_ROWS ? NIBBLE_ROWS : BYTE_ROWS;
 constexpr int MOST_ROWS = STRIP_ROWS > MOST_GROUP_ROWS ? STRIP_ROWS : MOST_GROUP_ROWS;
@@ -50,31 +40,6 @@ INLINE void put_inputs(const Weight& weight, const float* values, int64_t begin,
     }
     float* out = to.row<float>(row) + begin;
     each_lanes(count, [&](int64_t i, int n) INLINE_LAMBDA { store(out + i, load_some(values + i, n)); });
-}
-
-template <class W>
-INLINE void float_sums(const Weight& weight, const Inputs& x, int64_t row, int count, int64_t strip,
-                       float* sums) {
-    strip_sums<W>(x.row<float>(row), x.stride / static_cast<int64_t>(sizeof(float)),
-                  static_cast<const W*>(weight.data) + strip * weight.num_in * STRIP,
-                  static_cast<int>(weight.num_in), count, sums);
-}
-
-template <class W>
-INLINE void rounded_sums(const Weight& weight, const Inputs& x, int64_t row, int count, int64_t strip,
-                         float* sums) {
-    int64_t num_groups = (weight.num_in + GROUP - 1) / GROUP;
-    group_sums<W>(x.row<RowGroup>(row), x.stride / static_cast<int64_t>(sizeof(RowGroup)),
-                  static_cast<const typename W::Group*>(weight.data) + strip * num_groups,
-                  static_cast<int>(num_groups), count, sums);
-}
-
-// Sums of `count` rows in one strip, without the bias: [count, STRIP].
-void sums_of(const Weight& weight, const Inputs& x, int64_t row, int count, int64_t strip, float* sums) {
-    if (weight.type == WEIGHT_FLOAT32) return float_sums<float>(weight, x, row, count, strip, sums);
-    if (weight.type == WEIGHT_BF16) return float_sums<bf16>(weight, x, row, count, strip, sums);
-    if (weight.type == WEIGHT_INT8) return rounded_sums<Bytes>(weight, x, row, count, strip, sums);
-    rounded_sums<Nibbles>(weight, x, row, count, strip, sums);
 }
 
 // A column of the matrix: num_in values.

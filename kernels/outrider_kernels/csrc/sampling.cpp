@@ -3,13 +3,12 @@
 // A token is kept by the filters if few enough tokens are better (top_k), if those that are better
 // weigh little enough (top_p), and if it weighs enough itself (min_p). So it is enough to find the
 // best of score + noise and to ask whether that one is kept; if not, neither is any worse one.
-#pragma once
-
 #include "kernels.h"
 #include "mass.h"
 #include "philox.h"
 #include "row_scan.h"
 #include "scratch.h"
+#include "units.h"
 
 namespace {
 
@@ -276,8 +275,9 @@ int64_t token_of(const Choice& choice, const float* logits, int64_t position) {
     }
 }
 
-// One sequence's rows, as long as they give the tokens that were expected.
-void choose(Choice& choice) {
+}  // namespace
+
+void choose_tokens(Choice& choice) {
     for (int64_t i = 0; i < choice.num_rows; i++) {
         int64_t expected = choice.tokens[i];
         choice.tokens[i] = token_of(choice, choice.logits + i * choice.stride, choice.position + i);
@@ -285,5 +285,3 @@ void choose(Choice& choice) {
         if (choice.tokens[i] != expected) break;
     }
 }
-
-}  // namespace

@@ -7,8 +7,6 @@
 //
 // Hidden keys weigh exactly zero. Tiles of queries, units of work and threads only say who computes
 // a row when, and with which others.
-#pragma once
-
 #include <initializer_list>
 
 #include "cache_rows.h"
@@ -16,6 +14,7 @@
 #include "kernels.h"
 #include "scratch.h"
 #include "transpose.h"
+#include "units.h"
 
 namespace {
 
@@ -48,6 +47,20 @@ struct Keys {
     int64_t places[KEY_TILE];
     int count;
 };
+
+// The two products, by themselves: once compiled, they do for every type of cache.
+void score_keys(const float* queries, int64_t width, const float* keys, int num_keys, float* scores,
+                int num_rows) {
+    gemm<false>(
+        queries, width, [=](int i) INLINE_LAMBDA { return keys + i * KEY_TILE; },
+        static_cast<int>(width), scores, KEY_TILE, num_rows, (num_keys + LANES - 1) / LANES);
+}
+void add_values(const float* weights, const float* const* values, int num_keys, float* sums,
+                int64_t stride, int num_rows, int num_lanes) {
+    gemm<true>(
+        weights, KEY_TILE, [=](int i) INLINE_LAMBDA { return values[i]; }, num_keys, sums, stride,
+        num_rows, num_lanes);
+}
 
 // The next keys are asked for in so many portions a head, with work in between: a processor has only
 // so many requests to memory in flight.
@@ -172,12 +185,8 @@ struct Attention {
 
         prefetch(next, part + 1);
         int64_t first = first_row(key), count = num_rows - first;
-        const float* transposed = keys;
-        gemm<false>(
-            queries + ((head - unit.head_begin) * num_rows + first) * width, width,
-            [=](int i) INLINE_LAMBDA { return transposed + i * KEY_TILE; },
-            static_cast<int>(width), scores + first * KEY_TILE, KEY_TILE, static_cast<int>(count),
-            (num_keys + LANES - 1) / LANES);
+        score_keys(queries + ((head - unit.head_begin) * num_rows + first) * width, width, keys,
+                   num_keys, scores + first * KEY_TILE, static_cast<int>(count));
         prefetch(next, part + 2);
         for (int64_t row = first; row < num_rows; row++)
             weigh(scores + row * KEY_TILE, row_of(sums, head, row),
@@ -187,11 +196,8 @@ struct Attention {
         const float* v_rows[KEY_TILE];
         for (int k = 0; k < num_keys; k++)
             v_rows[k] = value_row(static_cast<const T*>(job.cache.values) + places[k] + offset, k);
-        const float* const* from = v_rows;
-        gemm<true>(
-            scores + first * KEY_TILE, KEY_TILE, [=](int i) INLINE_LAMBDA { return from[i]; },
-            num_keys, row_of(sums, head, first), rows.stride, static_cast<int>(count),
-            static_cast<int>(rows.width / LANES));
+        add_values(scores + first * KEY_TILE, v_rows, num_keys, row_of(sums, head, first),
+                   rows.stride, static_cast<int>(count), static_cast<int>(rows.width / LANES));
     }
 
     // Scores of a row become weights; what it has so far is scaled to the new best score.
@@ -303,7 +309,9 @@ struct Attention {
     }
 };
 
-INLINE void attend(const AttentionJob& job, int64_t unit) {
+}  // namespace
+
+void attend(const AttentionJob& job, int64_t unit) {
     if (job.cache.type == CACHE_INT8)
         Attention<int8_t>(job, job.plan.units[unit]).run();
     else if (job.cache.type == CACHE_BF16)
@@ -311,5 +319,3 @@ INLINE void attend(const AttentionJob& job, int64_t unit) {
     else
         Attention<float>(job, job.plan.units[unit]).run();
 }
-
-}  // namespace
