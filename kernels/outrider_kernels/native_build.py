@@ -9,8 +9,8 @@ for one instruction set and needs nothing but the C++ runtime: it fits any proce
 set, and any version of torch.
 
 Run as a program it compiles for every instruction set: into the folder that it is given, for all
-processors of the machine's kind, or into the cache, for this one. Knows nothing of what is compiled,
-and imports nothing but the standard library.
+processors of the machine's kind, or into the cache, for this one. Knows nothing of what is
+compiled, and imports nothing but the standard library.
 """
 
 from __future__ import annotations

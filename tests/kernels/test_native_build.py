@@ -70,7 +70,9 @@ def test_it_is_compiled_once(cache: Path, tmp_path: Path, monkeypatch: pytest.Mo
     compiler = make_compiler(tmp_path, f'echo run >> {log}; sleep 0.1; echo code > "$out"')
     monkeypatch.setenv("CXX", str(compiler))
     found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(find_library("generic"))) for _ in range(4)]
+    threads = [
+        threading.Thread(target=lambda: found.append(find_library("generic"))) for _ in range(4)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
