@@ -118,7 +118,7 @@ def test_what_does_not_fit_is_refused() -> None:
     for wrong in (
         (torch.ones(2, 7), weight, bias),
         (x.double(), weight, bias),
-        (x, StripWeight(torch.ones(1, 8, 32).half(), 8, 5, torch.float16), bias),
+        (x, StripWeight(torch.ones(1, 8, 32).half(), "float16", 8, 5, torch.float16), bias),
         (x, weight, torch.ones(4)),
         (x, weight, bias.bfloat16()),
     ):
