@@ -4,6 +4,9 @@
     <cache>/kernels/<name>.so       compiled on first use; <name> has a hash of all that decides it
     <cache>/kernels/.lock           held by whoever compiles
 
+Each library ends with the hash of its bytes. The cache's are compared with it before they are
+loaded: a file that a full disk or a power cut damaged would end the process without a word.
+
 The cache is $OUTRIDER_CACHE, else $XDG_CACHE_HOME/outrider, else ~/.cache/outrider. A library is
 for one instruction set and needs nothing but the C++ runtime: it fits any processor that has the
 set, and any version of torch.
@@ -54,6 +57,8 @@ UNITS = ("isa", "sums", "attention", "sampling")
 PLAIN_UNITS = ("api", "team", "pack")
 COMPILE_TIMEOUT_S = 300.0
 LOCK_TIMEOUT_S = 300.0
+SEAL = hashlib.sha256
+"""Of what a library ends with; loaders do not look behind the last section."""
 
 
 class Unavailable(Exception):
@@ -94,13 +99,23 @@ def find_library(isa: str) -> Path:
     compiler = find_compiler()
     path = cache_folder() / f"{_name(isa, _version_of(compiler))}.so"
     try:
-        if not path.exists():
+        if not is_whole(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             _compile_once(compiler, isa, path)
         _check_owner(path)
     except OSError as error:
         raise Unavailable(f"the compiled kernels cannot be kept: {error}") from error
     return path
+
+
+def is_whole(path: Path) -> bool:
+    """Whether there is a library with every byte that `compile_library` put there."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return False
+    size = SEAL().digest_size
+    return content[-size:] == SEAL(content[:-size]).digest()
 
 
 def find_compiler() -> list[str]:
@@ -131,6 +146,8 @@ def compile_library(compiler: list[str], isa: str, path: Path) -> None:
         )
         library = Path(folder) / path.name
         _run_all([[*compiler, "-shared", "-pthread", *objects.values(), "-o", str(library)]])
+        code = library.read_bytes()
+        library.write_bytes(code + SEAL(code).digest())
         library.chmod(0o755)
         library.replace(path)
     logger.info("compiled the operations for %s in %.1f s", isa, time.monotonic() - began)
@@ -177,11 +194,14 @@ def _compile_once(compiler: list[str], isa: str, path: Path) -> None:
                 if time.monotonic() > deadline:
                     raise Unavailable(f"another process holds {lock.name}") from None
                 time.sleep(0.05)
-        if not path.exists():
-            for leftover in path.parent.glob(".partial-*"):
-                shutil.rmtree(leftover, ignore_errors=True)
-            logger.info("compiling the operations for %s, this once: %s", isa, path)
-            compile_library(compiler, isa, path)
+        if is_whole(path):
+            return
+        if path.exists():
+            logger.warning("damaged, so compiled again: %s", path)
+        for leftover in path.parent.glob(".partial-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        logger.info("compiling the operations for %s, this once: %s", isa, path)
+        compile_library(compiler, isa, path)
 
 
 def _version_of(compiler: list[str]) -> str:
@@ -207,7 +227,7 @@ def _name(isa: str, compiler: str = "") -> str:
     digest = hashlib.sha256()
     for source in sorted(SOURCES.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
-    digest.update(repr((FLAGS, _flags_of(isa), platform.machine(), compiler)).encode())
+    digest.update(repr((FLAGS, _flags_of(isa), SEAL().name, platform.machine(), compiler)).encode())
     return f"outrider-kernels-{isa}-{digest.hexdigest()[:24]}"
 
 
