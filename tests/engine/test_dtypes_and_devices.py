@@ -56,6 +56,7 @@ def assert_as_close_as_transformers(folder: Path, *texts: list[int], kernels: st
     assert ours <= 1.1 * theirs
 
 
+@pytest.mark.timeout(120)  # the first imports transformers
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_bfloat16_is_as_exact_as_transformers(tmp_path: Path, shape: str, kernels: str) -> None:
@@ -64,6 +65,7 @@ def test_bfloat16_is_as_exact_as_transformers(tmp_path: Path, shape: str, kernel
     assert_as_close_as_transformers(folder, TOKEN_IDS, kernels=kernels)
 
 
+@pytest.mark.timeout(120)  # the first imports transformers
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_bfloat16_is_as_exact_as_transformers_on_the_real_model(
     smollm2_folder: Path, kernels: str
@@ -110,6 +112,7 @@ def test_rounded_weights_take_a_byte_or_half_of_one(
     assert model.precision == dtype
 
 
+@pytest.mark.timeout(120)  # plain torch widens every rounded weight in each step
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_rounding_keeps_the_distribution_of_the_real_model(

@@ -210,12 +210,14 @@ def test_any_mix_gives_the_same_bits_on_the_real_model(
 ) -> None:
     """The same on SmolLM2, whose products are large enough for every kernel of the library."""
     runner = Runner(LlamaModel.load(smollm2_folder, dtype, kernels=kernels), NUM_BLOCKS)
-    run_random_mix(runner, 1, [37, 6, 15])
+    # Plain torch widens every rounded weight in each step, and each token of a text is one.
+    widens = kernels == "torch" and dtype in ("int8", "int4")
+    run_random_mix(runner, 1, [18, 3] if widens else [37, 6, 15])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("restore_threads")
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(3600)  # plain torch widens every rounded weight in each of 1,200 steps
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8", "int4"])
 def test_long_mixes_give_the_same_bits_on_the_real_model(
     smollm2_folder: Path, dtype: str, kernels: str

@@ -68,6 +68,7 @@ def assert_agree(folder: Path, token_ids: list[int]) -> None:
     assert error <= 1e-4 * expected.abs().max()
 
 
+@pytest.mark.timeout(120)  # the first imports transformers
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_logits_agree_with_transformers(tmp_path: Path, variant: str) -> None:
     """Every supported shape gives transformers' logits, over more than one chunk of keys."""
@@ -76,6 +77,7 @@ def test_logits_agree_with_transformers(tmp_path: Path, variant: str) -> None:
     assert_agree(folder, torch.randint(0, 384, (200,), generator=generator).tolist())
 
 
+@pytest.mark.timeout(120)
 def test_logits_of_the_real_model_agree_with_transformers(smollm2_folder: Path) -> None:
     """SmolLM2 on a chat prompt."""
     token_ids = [1, 4093, 198, 1780, 314, 260, 3575, 282, 4649, 47, 2, 198, 1, 520, 9531, 198]
