@@ -111,6 +111,8 @@ class NativeDecoder:
             native.down = self._weight(layer.down, inner, hidden)
         vocab_size = head.weight.num_out
         table_at = None
+        if table is None and head.weight.type == "int4":
+            raise ValueError("a head in int4 cannot be the table of embeddings too")
         if table is not None:
             if table.dtype not in (torch.float32, torch.bfloat16):
                 raise ValueError(f"a table must be float32 or bfloat16, not {table.dtype}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from outrider.engine.config import ModelConfig
 from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
 from outrider.engine.weights import load_weights
+from outrider_kernels.ops import Ops
 from tests.support.implementations import IMPLEMENTATIONS, ops_of
 from tests.support.tiny_models import make_tiny_model
 
@@ -69,8 +71,13 @@ def make_runner(
     monkeypatch: pytest.MonkeyPatch, folder: Path, precision: str, implementation: str
 ) -> Runner:
     """The model with these operations, and a cache that holds NaN; in int8, scales that are."""
+    ops = ops_of(implementation, rounding=PRECISIONS[precision][1])
+    return runner_with(monkeypatch, folder, precision, ops)
+
+
+def runner_with(monkeypatch: pytest.MonkeyPatch, folder: Path, precision: str, ops: Ops) -> Runner:
+    """The same with any operations."""
     dtype, rounding, kv_dtype, _ = PRECISIONS[precision]
-    ops = ops_of(implementation, rounding=rounding)
     monkeypatch.setattr(model_module, "select_ops", lambda device, kernels, rounding: ops)
     tensors = load_weights(folder, dtype, torch.device("cpu"))
     config = ModelConfig.load(folder)
@@ -148,6 +155,38 @@ def test_bits_are_the_same_with_registers_of_any_width(
         runner = make_runner(monkeypatch, folders[shape], precision, isa)
         found.append(torch.cat(forward_in_chunks(runner, 20)))
         assert torch.equal(found[0], found[-1])
+
+
+@each_isa
+@each_shape
+@pytest.mark.parametrize("head", [None, "int8"], ids=str)
+def test_a_head_may_be_of_another_type_than_the_layers(
+    monkeypatch: pytest.MonkeyPatch,
+    folders: dict[str, Path],
+    shape: str,
+    head: str | None,
+    isa: str,
+) -> None:
+    """Float beside int8, and the other way round: near all of float, the same bits in chunks."""
+    expected = make_runner(monkeypatch, folders[shape], "float32", isa)
+    layers = ops_of(isa, rounding=None if head else "int8")
+    ops = replace(layers, pack_table=ops_of(isa, rounding=head).pack_table)
+    runner = runner_with(monkeypatch, folders[shape], "float32", ops)
+    found = torch.cat(forward_in_chunks(runner, 300))
+    plain = torch.cat(forward_in_chunks(expected, 300))
+    error = (found - plain).square().mean().sqrt() / plain.square().mean().sqrt()
+    assert 0 < error < 6e-2
+    assert torch.equal(found, torch.cat(forward_in_chunks(runner, 6)))
+
+
+def test_a_head_in_int4_is_no_table(
+    monkeypatch: pytest.MonkeyPatch, folders: dict[str, Path]
+) -> None:
+    """Its columns cannot be looked up: refused when the model is made, not read as bytes."""
+    nibbles = ops_of("generic", rounding="int4")
+    ops = replace(nibbles, pack_table=nibbles.pack)
+    with pytest.raises(ValueError, match="int4"):
+        runner_with(monkeypatch, folders["heads of 32"], "int4", ops)
 
 
 @each_isa

@@ -14,7 +14,9 @@ namespace {
 // What is between the operations, for all rows; shared by the team.
 struct Workspace {
     float *hidden, *qkv, *attended, *partials;
-    Inputs x, inner;  // of the products with `hidden` inputs or heads; of the last one of a layer
+    // Inputs of the products with `hidden` inputs or heads, and of the last one of a layer. Their
+    // rows are as long as the weight at hand takes them: weights may be of several types.
+    char *x, *inner;
 };
 
 INLINE int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -27,27 +29,27 @@ Workspace workspace_of(const StepJob& step, Scratch& scratch) {
     const Decoder& decoder = *step.decoder;
     const AttentionShape& shape = decoder.shape;
     Workspace space = {};
-    space.x.stride = input_stride(decoder.head);
+    int64_t x_stride = input_stride(decoder.head), inner_stride = 0;
     for (int64_t i = 0; i < decoder.num_layers; i++) {
         const DecoderLayer& layer = decoder.layers[i];
         for (const Weight* weight : {&layer.qkv, &layer.attention_out, &layer.gate_up})
-            space.x.stride = larger(space.x.stride, input_stride(*weight));
-        space.inner.stride = larger(space.inner.stride, input_stride(layer.down));
+            x_stride = larger(x_stride, input_stride(*weight));
+        inner_stride = larger(inner_stride, input_stride(layer.down));
     }
     int64_t most_rows = larger(step.num_rows, step.num_logits);
     int64_t hidden = step.num_rows * decoder.hidden;
     int64_t qkv = step.num_rows * (shape.heads + 2 * shape.kv_heads) * shape.head_dim;
     int64_t attended = step.num_rows * shape.heads * shape.head_dim;
     int64_t partials = floats_of_partials(step.attention, shape);
-    int64_t x = most_rows * space.x.stride, inner = step.num_rows * space.inner.stride;
+    int64_t x = most_rows * x_stride, inner = step.num_rows * inner_stride;
     // Strides are multiples of 4 bytes.
     int64_t floats = hidden + qkv + attended + partials + (x + inner) / 4;
     space.hidden = scratch.of(floats);
     space.qkv = space.hidden + hidden;
     space.attended = space.qkv + qkv;
     space.partials = space.attended + attended;
-    space.x.data = reinterpret_cast<char*>(space.partials + partials);
-    space.inner.data = space.x.data + x;
+    space.x = reinterpret_cast<char*>(space.partials + partials);
+    space.inner = space.x + x;
     return space;
 }
 
@@ -60,6 +62,8 @@ struct Pass {
     const Member& member;
     const Decoder& decoder = *step.decoder;
     const AttentionShape& shape = decoder.shape;
+
+    static Inputs inputs_of(const Weight& weight, char* rows) { return {rows, input_stride(weight)}; }
 
     void embed() const {
         share(member, step.num_rows, [&](int64_t row) INLINE_LAMBDA {
@@ -84,7 +88,7 @@ struct Pass {
     void norm(int64_t from_row, const float* norm, const Weight& next, int64_t row) const {
         float* values = normed_row.of(decoder.hidden);
         norm_row(space.hidden + from_row * decoder.hidden, norm, decoder.hidden, decoder.eps, values);
-        put_inputs(next, values, 0, decoder.hidden, space.x, row);
+        put_inputs(next, values, 0, decoder.hidden, inputs_of(next, space.x), row);
     }
 
     void norm_all(const float* weight, const Weight& next) const {
@@ -92,7 +96,8 @@ struct Pass {
     }
 
     template <bool ADD>
-    void product(const Weight& weight, const Inputs& x, int64_t num_rows, float* out) const {
+    void product(const Weight& weight, char* rows, int64_t num_rows, float* out) const {
+        Inputs x = inputs_of(weight, rows);
         share(member, num_strips(weight.num_out), [&](int64_t strip) INLINE_LAMBDA {
             product_strip<ADD>(weight, x, num_rows, strip, out);
         });
@@ -117,14 +122,16 @@ struct Pass {
                             width + 2 * shape.kv_heads * shape.head_dim, 1};
         share(member, step.attention.num_units,
               [&](int64_t unit) INLINE_LAMBDA { attend(job, unit); });
+        Inputs x = inputs_of(layer.attention_out, space.x);
         share(member, step.num_rows, [&](int64_t row) INLINE_LAMBDA {
-            put_inputs(layer.attention_out, space.attended + row * width, 0, width, space.x, row);
+            put_inputs(layer.attention_out, space.attended + row * width, 0, width, x, row);
         });
     }
 
     void mlp(const DecoderLayer& layer) const {
+        Inputs x = inputs_of(layer.gate_up, space.x), inner = inputs_of(layer.down, space.inner);
         share(member, num_strips(layer.down.num_in), [&](int64_t strip) INLINE_LAMBDA {
-            gated_strip(layer.gate_up, space.x, step.num_rows, strip, layer.down, space.inner);
+            gated_strip(layer.gate_up, x, step.num_rows, strip, layer.down, inner);
         });
         product<true>(layer.down, space.inner, step.num_rows, space.hidden);
     }
