@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from outrider_kernels.kv_rows import kv_row_size
 from outrider_kernels.native_build import Unavailable, find_library, runnable_sets
 
-NATIVE_VERSION = 3
+NATIVE_VERSION = 4
 """Raised with every change of a single bit of any result of the library."""
 _CACHE_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # as csrc/kernels.h has them
 

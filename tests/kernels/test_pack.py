@@ -95,10 +95,13 @@ def test_bytes_are_rounded_as_in_torch(num_in: int, num_out: int, dtype: torch.d
     "value", [torch.inf, -torch.inf, torch.nan, 0.0, 1e-39, -3e38, 65519.0, 65520.0, -65520.0]
 )
 def test_groups_of_what_is_hard_to_round(value: float, dtype: torch.dtype) -> None:
-    """A group with no number has no scale; zeros, tiny and huge numbers go as in torch."""
+    """A group with no number has no scale; zeros, tiny and huge numbers go as in torch, each alone
+    among usual ones, alone among zeros, and as a whole group."""
     weight = matrix(3 * GROUP, 40, dtype)
     weight[7, GROUP + 5] = value
     weight[20, :GROUP] = value
+    weight[30, :GROUP] = 0.0
+    weight[30, 3] = value
     values, scales = bytes_and_scales(packed(weight, "int8"))
     expected_values, expected_scales = quantise_weight(weight)
     assert torch.equal(values[:40], expected_values)

@@ -76,7 +76,9 @@ void Int8::round(const float* values, int64_t, uint8_t* group, int64_t column) {
     uint16_t scale = is_finite ? static_cast<uint16_t>(rounded >> 16) : BF16_NAN;
     uint8_t bytes[GROUP];
     for (int64_t i = 0; i < GROUP; i++) {
-        float value = clamp(is_finite ? values[i] * step : 0.0f, -127.0f, 127.0f);
+        // The inverse of a tiny scale is infinite, and zero times that is no number.
+        float steps = is_finite && values[i] != 0.0f ? values[i] * step : 0.0f;
+        float value = clamp(steps, -127.0f, 127.0f);
         bytes[i] = static_cast<uint8_t>((bits_of(value + WHOLE) & 0xFF) ^ 0x80);
     }
     for (int64_t i = 0; i < GROUP; i += 4)
