@@ -46,7 +46,7 @@ QUESTIONS = (
 )
 PRECISIONS = (
     *("bfloat16", "int8", "int4"),
-    *("float32+int8-cache", "bfloat16+int8-cache", "int8+int8-cache"),
+    *("float32+int8-cache", "bfloat16+int8-cache", "int8+int8-cache", "int4+int8-cache"),
 )
 MAX_TOKENS = 640
 TEMPERATURE = 0.8

@@ -1,4 +1,4 @@
-"""One stream without drafts: Outrider in int8 beside other engines, on the same prompts.
+"""One stream without drafts: Outrider beside other engines, on the same prompts.
 
     python -m bench.single_stream --quick
 
@@ -6,8 +6,10 @@ Rounds of pairs, Outrider and one other in turn, each in a process that stays al
 meanwhile. Prompts have the model's chat template, answers are greedy and of one length, whatever
 ends them, and the time is from the question to the last token. `outrider` is a client over gRPC of
 gateway and target; `outrider-target` asks the target itself, `outrider-engine` has no service.
-Peers are installed under out/peers at the first use. The last line is JSON: tokens a second by
-name, and what Outrider's are over them.
+Its weights are kept as `--dtype auto` says, so what its file has in 4 bits stays in 4 bits, as it
+does in the engines that read the file itself; `outrider-int8` rounds them to int8. Peers are
+installed under out/peers at the first use. The last line is JSON: tokens a second by name, what
+Outrider's are over them, and in `engines` what each is and in which precision.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ def others(dtype: str, threads: int) -> dict[str, Callable[[], Worker]]:
     return {
         "outrider-target": lambda: engines.outrider(dtype, threads, "target"),
         "outrider-engine": lambda: engines.engine(dtype, threads),
+        "outrider-int8": lambda: engines.outrider("int8", threads, "gateway"),
         "transformers": lambda: engines.transformers(threads, "one"),
         "llama.cpp": lambda: engines.llama(threads),
         "openvino": lambda: engines.openvino(threads, "one"),
@@ -134,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--tokens", type=int, default=128, help="of an answer")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="of every engine")
-    parser.add_argument("--dtype", default="int8", help="of Outrider")
+    parser.add_argument("--dtype", default="auto", help="of Outrider")
     options = parser.parse_args(arguments)
     rounds, num_tokens = (5, 64) if options.quick else (options.rounds, options.tokens)
     source = prompts(resolve(engines.MODEL))

@@ -1,4 +1,4 @@
-"""Many streams at once without drafts: Outrider in int8 beside other engines that batch.
+"""Many streams at once without drafts: Outrider beside other engines that batch.
 
     python -m bench.throughput --quick
 
@@ -124,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--threads", type=int, default=usable_cores(), help="of every engine")
-    parser.add_argument("--dtype", default="int8", help="of Outrider")
+    parser.add_argument("--dtype", default="auto", help="of Outrider")
     options = parser.parse_args(arguments)
     rounds, num_tokens = (2, 32) if options.quick else (options.rounds, options.tokens)
     texts = list(islice(prompts(resolve(engines.MODEL)), max(STREAMS)))

@@ -30,7 +30,7 @@ class Identity:
     weights_fingerprint: str
     numerics_id: str
     precision: str
-    """Of its weights: a setting's dtype, never "auto"."""
+    """Of its weights: a setting's dtype, never "auto", or "int8+int4" where matrices differ."""
     kv_dtype: str
     """Of keys and values in the cache: "float32", "bfloat16" or "int8"."""
     block_bytes: int

@@ -43,7 +43,7 @@ def load() -> tuple[str, Ask]:
         texts = [request.sequence.token_ids[-num_tokens:] for request in requests]
         return Answer(seconds, first_s, texts)
 
-    return f"outrider's engine {DTYPE}", ask
+    return f"outrider's engine {runner.model.precision}", ask
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 
+import grpc
 import uvloop
 
 from bench.peers.lines import Answer, Ask, serve
@@ -37,6 +38,13 @@ _OFF = sampling_pb2.SpeculationParams(mode=sampling_pb2.SpeculationParams.MODE_O
 
 def _stopping(num_tokens: int) -> sampling_pb2.StoppingParams:
     return sampling_pb2.StoppingParams(max_tokens=num_tokens, ignore_eos=True)
+
+
+def precision_of(address: str) -> str:
+    """What a target's model is kept in."""
+    with grpc.insecure_channel(address) as channel:
+        status = target_pb2_grpc.TargetStub(channel).GetStatus(target_pb2.TargetGetStatusRequest())
+    return str(status.precision)
 
 
 def from_gateway(address: str) -> Stream:
@@ -125,7 +133,8 @@ def main() -> None:
         asyncio.set_event_loop(loop)
         address = f"127.0.0.1:{target_port if door == 'target' else gateway_port}"
         stream = from_target(address) if door == "target" else from_gateway(address)
-        return f"outrider {dtype}, {door}", lambda prompts, num_tokens: loop.run_until_complete(
+        precision = precision_of(f"127.0.0.1:{target_port}")
+        return f"outrider {precision}, {door}", lambda prompts, num_tokens: loop.run_until_complete(
             answer(stream, prompts, num_tokens)
         )
 

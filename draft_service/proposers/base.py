@@ -22,7 +22,7 @@ class ProposerIdentity:
     weights_fingerprint: str = ""
     """Hex SHA-256 of the weights; empty without weights."""
     precision: str = ""
-    """Of the weights, a setting's dtype but never "auto"; empty without weights."""
+    """Of the weights, as the target's says it; empty without weights."""
     token_table_hash: bytes = b""
     """Empty: it works on ids alone and matches every table."""
     vocab_size: int = 0

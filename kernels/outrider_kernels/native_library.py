@@ -134,7 +134,10 @@ class StepJob(ctypes.Structure):
 class PackJob(ctypes.Structure):
     """Arguments of `pack`."""
 
-    _fields_ = [*_pointers("weight strips"), *_numbers("num_in num_out is_bf16 weight_type")]
+    _fields_ = [
+        *_pointers("weight strips"),
+        *_numbers("num_in num_out is_bf16 weight_type only_exact"),
+    ]
 
 
 class ChooseJob(ctypes.Structure):
@@ -154,7 +157,8 @@ class Library:
         self.norm: Callable[[Any, Any], None] = _function(dll, "outrider_norm")
         self.silu: Callable[[Any, Any], None] = _function(dll, "outrider_silu")
         self.rotary: Callable[[Any, Any], None] = _function(dll, "outrider_rotary")
-        self.pack: Callable[[Any], None] = _function(dll, "outrider_pack", num_arguments=1)
+        self.pack: Callable[[Any], int] = dll.outrider_pack
+        dll.outrider_pack.argtypes, dll.outrider_pack.restype = [ctypes.c_void_p], ctypes.c_int64
         self.step: Callable[[Any, Any], None] = _function(dll, "outrider_step")
         self.choose: Callable[[Any, Any], None] = _function(dll, "outrider_choose")
         self._set_spin = dll.outrider_set_spin
@@ -209,9 +213,9 @@ def native_cache(k_cache: torch.Tensor, v_cache: torch.Tensor, shape: AttentionS
     return Cache(keys=k_cache.data_ptr(), values=v_cache.data_ptr(), type=_CACHE_TYPES[dtype])
 
 
-def _function(dll: ctypes.CDLL, name: str, num_arguments: int = 2) -> Callable[..., None]:
+def _function(dll: ctypes.CDLL, name: str) -> Callable[..., None]:
     function = getattr(dll, name)
-    function.argtypes = [ctypes.c_void_p] * num_arguments
+    function.argtypes = [ctypes.c_void_p] * 2
     function.restype = None
     found: Callable[..., None] = function
     return found

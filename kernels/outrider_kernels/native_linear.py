@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from outrider_kernels.native_library import Library, LinearJob, PackJob, Weight
-from outrider_kernels.quantise import GROUP
+from outrider_kernels.quantise import EITHER, GROUP
 
 STRIP = 32
 """Columns that lie together, as csrc/kernels.h has it."""
@@ -45,8 +45,23 @@ class StripWeight:
 def pack(library: Library, weight: torch.Tensor, *, rounding: str | None = None) -> StripWeight:
     """From [out, in], as checkpoints hold it; a copy.
 
-    rounding: int8 or int4, in groups of inputs; None: the same numbers.
+    rounding: int8 or int4, in groups of inputs, or EITHER; None: the same numbers.
     """
+    if rounding != EITHER:
+        return _pack(library, weight, rounding)
+    try:
+        return _pack(library, weight, "int4", only_exact=True)
+    except _NotExact:
+        return _pack(library, weight, "int8")
+
+
+class _NotExact(Exception):
+    """A weight would not come out of int4 as it was."""
+
+
+def _pack(
+    library: Library, weight: torch.Tensor, rounding: str | None, *, only_exact: bool = False
+) -> StripWeight:
     num_out, num_in = weight.shape
     num_strips, num_groups = -(-num_out // STRIP), -(-num_in // GROUP)
     name = rounding or str(weight.dtype).removeprefix("torch.")
@@ -63,8 +78,10 @@ def pack(library: Library, weight: torch.Tensor, *, rounding: str | None = None)
         num_out=num_out,
         is_bf16=library.is_bf16(weight),
         weight_type=_TYPES.index(name),
+        only_exact=only_exact,
     )
-    library.pack(ctypes.byref(job))
+    if not library.pack(ctypes.byref(job)):
+        raise _NotExact
     return StripWeight(strips, name, num_in, num_out, weight.dtype)
 
 

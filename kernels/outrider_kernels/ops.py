@@ -20,7 +20,8 @@ from outrider_kernels.native_build import Unavailable
 from outrider_kernels.native_decoder import NativeDecoder
 from outrider_kernels.native_library import NATIVE_VERSION, Library, load_library
 from outrider_kernels.native_sampling import Choice
-from outrider_kernels.rounded_weight import Int4Weight, Int8Weight
+from outrider_kernels.quantise import EITHER
+from outrider_kernels.rounded_weight import Int4Weight, Int8Weight, pack_either
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ KERNELS_VERSION = 2
 """Raised with every change of a single bit of any result; part of the numerics id."""
 KERNELS = ("auto", "torch")
 """What may be asked for: the fastest that the machine can have, or plain torch."""
-ROUNDINGS = (None, "int8", "int4")
+ROUNDINGS = (None, "int8", "int4", EITHER)
 """Of weights, and rows then to int8; None: weights are what they are."""
 
 Plan = AttentionPlan | NativePlan
@@ -96,6 +97,14 @@ def select_ops(device: torch.device, kernels: str = "auto", *, rounding: str | N
         return _torch_ops(device, rounding, str(reason), logging.WARNING)
 
 
+_TORCH_PACKS: dict[str | None, Callable[[torch.Tensor], Weight]] = {
+    None: pack,
+    "int8": Int8Weight.pack,
+    "int4": Int4Weight.pack,
+    EITHER: pack_either,
+}
+
+
 def _torch_ops(
     device: torch.device, rounding: str | None, reason: str, level: int = logging.INFO
 ) -> Ops:
@@ -103,7 +112,7 @@ def _torch_ops(
     return Ops(
         name=f"{device.type}-torch",
         row_plan=RowPlan(),
-        pack={None: pack, "int8": Int8Weight.pack, "int4": Int4Weight.pack}[rounding],
+        pack=_TORCH_PACKS[rounding],
         pack_table=Int8Weight.pack if rounding else pack,
         linear=partial(linear, plan=RowPlan()),
         lookup=lookup,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -13,6 +14,7 @@ from outrider_kernels.quantise import GROUP, quantise_nibbles, quantise_weight
 class Int8Weight:
     """A matrix rounded to int8, with a scale for each group of inputs of a column."""
 
+    type: ClassVar[str] = "int8"
     values: torch.Tensor
     """int8 [in, out]; inputs are padded to whole groups."""
     scales: torch.Tensor
@@ -57,6 +59,7 @@ class Int8Weight:
 class Int4Weight:
     """A matrix rounded to 16 steps above the lowest value of each group of inputs of a column."""
 
+    type: ClassVar[str] = "int4"
     values: torch.Tensor
     """uint8 [in / 2, out]: of each group the first half in the low nibbles, the second in the high
     ones; inputs are padded to whole groups."""
@@ -111,6 +114,15 @@ class Int4Weight:
 
 
 RoundedWeight = Int8Weight | Int4Weight
+
+
+def pack_either(weight: torch.Tensor) -> RoundedWeight:
+    """From [out, in]: in int4 where that gives every weight back, in its dtype, else in int8."""
+    packed = Int4Weight.pack(weight)
+    wide = torch.empty(packed.padded_in, weight.shape[0], device=weight.device)
+    packed.widen(slice(None), wide)
+    is_exact = torch.equal(wide[: packed.num_in].t().to(weight.dtype), weight)  # NaN: never
+    return packed if is_exact else Int8Weight.pack(weight)
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:

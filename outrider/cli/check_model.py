@@ -15,7 +15,7 @@ from outrider.cli.finding import Finding, ok, problem, warning
 from outrider.engine.block_pool import BLOCK_SIZE
 from outrider.engine.config import ModelConfig
 from outrider.engine.memory import DoesNotFit, PoolSize, block_bytes, free_host_bytes
-from outrider.engine.precision import choose_kv_precision, choose_precision
+from outrider.engine.precision import EITHER, choose_kv_precision, choose_precision
 from outrider.engine.weight_files import weight_files
 from outrider.model_error import ModelError
 from outrider.models import catalogue, store
@@ -23,11 +23,12 @@ from outrider.models.gguf_import import GgufSource
 from outrider.models.hub import TOKENIZER_FILES, WEIGHT_FILES, HubModel
 from outrider.serving.settings import DraftSettings, GatewaySettings, TargetSettings
 
-WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0625, "int4": 0.625}
-"""Of a parameter; int8 has scales, int4 steps and lowest values."""
+WEIGHT_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 1.0625, EITHER: 1.0625, "int4": 0.625}
+"""Of a parameter; int8 has scales, int4 steps and lowest values. The most it may be of EITHER:
+what int4 loses is known only when weights are read."""
 HEAD_BYTES = WEIGHT_BYTES | {"int4": WEIGHT_BYTES["int8"]}
 """Of one in the head, which is the table as well where there is no other."""
-TABLE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 2.0, "int4": 2.0}
+TABLE_BYTES = {"float32": 4.0, "bfloat16": 2.0, "int8": 2.0, EITHER: 2.0, "int4": 2.0}
 """Of one in a table that is not the head as well; it is looked up and never multiplied."""
 MIB = 2**20
 
@@ -185,8 +186,11 @@ def _memory(
         num_blocks = pool.num_blocks(per_block, BLOCK_SIZE, free - weights)
     except DoesNotFit as error:
         return problem(topic, f"behind {weights / MIB:.0f} MiB of weights {error}", advice)
+    kept = f"{weights / MIB:.0f} MiB of weights in {precision}"
+    if precision == EITHER:
+        kept = f"at most {weights / MIB:.0f} MiB of weights, in int8 or losslessly in int4,"
     text = (
-        f"{weights / MIB:.0f} MiB of weights in {precision} and "
+        f"{kept} and "
         f"{num_blocks * per_block / MIB:.0f} MiB of cache for {num_blocks * BLOCK_SIZE} tokens; "
         f"{free / MIB:.0f} MiB are free"
     )

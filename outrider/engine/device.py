@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from outrider.engine.memory import free_host_bytes
+from outrider.engine.precision import EITHER
 from outrider.model_error import ModelError
 
 DTYPES = {
@@ -18,9 +19,9 @@ are, but for the tables, which are int8 like the rows of each product."""
 
 
 def parse_dtype(name: str) -> torch.dtype:
-    """Of activations in that precision; ModelError for any other name."""
+    """Of activations in that precision or EITHER; ModelError for any other name."""
     try:
-        return DTYPES[name]
+        return DTYPES["int8" if name == EITHER else name]
     except KeyError:
         *others, last = DTYPES
         names = f"{', '.join(others)} or {last}"
@@ -28,8 +29,8 @@ def parse_dtype(name: str) -> torch.dtype:
 
 
 def rounding_of(name: str) -> str | None:
-    """How `select_ops` is to round weights for one of DTYPES."""
-    return name if name in ("int8", "int4") else None
+    """How `select_ops` is to round weights for one of DTYPES, or EITHER."""
+    return name if name in ("int8", "int4", EITHER) else None
 
 
 def parse_kv_dtype(name: str, activations: torch.dtype) -> torch.dtype:

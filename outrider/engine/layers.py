@@ -36,6 +36,11 @@ class Layer:
     gate_up: Projection  # gate, then up
     down: Projection
 
+    @property
+    def projections(self) -> tuple[Projection, ...]:
+        """All of them."""
+        return self.qkv, self.attention_out, self.gate_up, self.down
+
 
 class TensorReader:
     """Takes named tensors out of a checkpoint and checks that all fit and none is left."""

@@ -20,7 +20,7 @@ from outrider.engine.fingerprints import num_tokens, weights_fingerprint
 from outrider.engine.kv_cache import KVCache
 from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
 from outrider.engine.numerics import choose_row_plan
-from outrider.engine.precision import choose_precision
+from outrider.engine.precision import EITHER, choose_precision, kept_precision
 from outrider.engine.weights import load_weights
 from outrider_kernels.native_attention import NativePlan
 from outrider_kernels.native_decoder import NativeCache, NativeDecoder
@@ -68,9 +68,11 @@ class LlamaModel:
         self._kv_dtype = parse_kv_dtype(kv_dtype, self.dtype)
         self.kv_dtype = str(self._kv_dtype).removeprefix("torch.")
         """Of keys and values in the cache."""
-        self.precision = rounding or str(self.dtype).removeprefix("torch.")
-        """The dtype by its name in settings, never "auto"."""
         self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
+        self.precision = rounding or str(self.dtype).removeprefix("torch.")
+        """The dtype by its name in settings, never "auto"; EITHER where matrices differ in it."""
+        if rounding == EITHER:
+            self.precision = kept_precision([each.weight.type for each in self._projections()])
         self._final_norm = reader.take("model.norm.weight", config.hidden_size)
         if config.tied_head:
             tensors.pop("lm_head.weight", None)  # some checkpoints store the table twice
@@ -207,15 +209,16 @@ class LlamaModel:
     @property
     def weight_bytes(self) -> int:
         """Of all matrices as they are held; a step reads them all, whatever its rows."""
-        projections = [self._head]
-        for layer in self._layers:
-            projections += [layer.qkv, layer.attention_out, layer.gate_up, layer.down]
+        projections = [self._head, *self._projections()]
         return sum(projection.weight.nbytes for projection in projections)
+
+    def _projections(self) -> list[Projection]:
+        """Of all layers."""
+        return [projection for layer in self._layers for projection in layer.projections]
 
     def _probe_weights(self) -> list[Weight]:
         """One weight of each shape that a product of this model has."""
-        layer = self._layers[0]
-        projections = (layer.qkv, layer.attention_out, layer.gate_up, layer.down, self._head)
+        projections = (*self._layers[0].projections, self._head)
         return list({p.weight.shape: p.weight for p in projections}.values())
 
 

@@ -175,7 +175,7 @@ class TargetSettings(_Checked):
     dtype: str = setting(
         "auto",
         "float32; bfloat16, half of it; int8: weights a quarter, the cache bfloat16; int4: weights "
-        "a sixth; or auto: int8 on a CPU, bfloat16 on a GPU.",
+        "a sixth; or auto: on a CPU int8, and int4 where that loses nothing; bfloat16 on a GPU.",
         choices=DTYPES,
     )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sixteen_levels import give_sixteen_levels
 from tests.support.stacks import ask, full_stack
 from tests.support.tiny_gguf import write_gguf
 from tests.support.tiny_models import make_tiny_model
@@ -23,13 +24,26 @@ def qwen3(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_model(tmp_path_factory.mktemp("models") / "tiny", arch="qwen3", head_dim=32)
 
 
+@pytest.fixture(scope="module")
+def half_in_4_bits(qwen3: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, but that 4 bits hold some matrices' weights."""
+    folder = shutil.copytree(qwen3, tmp_path_factory.mktemp("models") / "half")
+    return give_sixteen_levels(folder, "o_proj", "down_proj")
+
+
 @pytest.mark.parametrize(
-    ("dtype", "precision"),
-    [("float32", "float32"), ("bfloat16", "bfloat16"), ("int8", "int8"), ("auto", "int8")],
+    ("model", "dtype", "precision"),
+    [
+        *(("qwen3", dtype, dtype) for dtype in ("float32", "bfloat16", "int8")),
+        ("qwen3", "auto", "int8"),
+        ("half_in_4_bits", "auto", "int8+int4"),
+    ],
 )
-async def test_off_and_on_say_the_same(qwen3: Path, dtype: str, precision: str) -> None:
+async def test_off_and_on_say_the_same(
+    request: pytest.FixtureRequest, model: str, dtype: str, precision: str
+) -> None:
     """Drafts change no token in any precision, and the target says which one it is."""
-    async with full_stack(qwen3, dtype=dtype) as (gateway, target):
+    async with full_stack(request.getfixturevalue(model), dtype=dtype) as (gateway, target):
         off = await ask(gateway, "one river runs", 0, max_tokens=60)
         for k in (1, 4, 8):
             on = await ask(gateway, "one river runs", k, max_tokens=60)

@@ -1,8 +1,9 @@
 """The promise on a real model: the same ids without drafts, with them, and when the drafter dies.
 
-SmolLM2 in float32 and in int8. The short tests use six prompts of our own; the long ones 60 of a
-file that is not part of this repository, evenly over its tasks: JSON lines with "turns" and perhaps
-"task" or "category", as Spec-Bench has them. `make test-slow PROMPTS=file.jsonl` names it.
+SmolLM2 in float32, in int8 and as `auto` keeps it. The short tests use six prompts of our own; the
+long ones 60 of a file that is not part of this repository, evenly over its tasks: JSON lines with
+"turns" and perhaps "task" or "category", as Spec-Bench has them. `make test-slow
+PROMPTS=file.jsonl` names it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ RETRIEVAL = (
     "Passage: The Vasa sank in Stockholm harbour in 1628, on its first voyage, and was raised in "
     "1961. Passage: The Mary Rose sank in 1545. Say word for word when and where the Vasa sank."
 )
-each_dtype = pytest.mark.parametrize("dtype", ["float32", "int8"])
+each_dtype = pytest.mark.parametrize("dtype", ["float32", "int8", "auto"])
 TEXTS = (CHAT, MATHS, QUESTION, SUMMARY, TRANSLATION, RETRIEVAL)
 
 

@@ -19,6 +19,7 @@ from outrider.engine.runner import Runner
 from outrider.engine.weights import load_weights
 from outrider_kernels.linear import RowPlan
 from outrider_kernels.ops import KERNELS, select_ops
+from tests.support.sixteen_levels import give_sixteen_levels
 from tests.support.tiny_models import make_tiny_model
 
 TOKEN_IDS = list(range(3, 203))
@@ -131,7 +132,7 @@ def test_rounding_keeps_the_distribution_of_the_real_model(
 @pytest.mark.parametrize(
     ("dtype", "device", "precision"),
     [
-        ("auto", "cpu", "int8"),
+        ("auto", "cpu", "int8+int4"),
         ("auto", "cuda", "bfloat16"),
         ("auto", "cuda:1", "bfloat16"),
         ("float32", "cpu", "float32"),
@@ -139,17 +140,54 @@ def test_rounding_keeps_the_distribution_of_the_real_model(
     ],
 )
 def test_auto_follows_the_device(dtype: str, device: str, precision: str) -> None:
-    """What is said is kept; what is left open is int8 on a CPU and bfloat16 on a GPU."""
+    """What is said is kept; what is left open is 8 or 4 bits on a CPU and bfloat16 on a GPU."""
     assert choose_precision(dtype, device) == precision
 
 
-def test_auto_is_the_precision_that_it_stands_for(tmp_path: Path) -> None:
-    """A model never calls itself "auto": its precision and its numerics are those of int8."""
-    folder = make_tiny_model(tmp_path)
-    auto, int8 = LlamaModel.load(folder, "auto"), LlamaModel.load(folder, "int8")
-    assert auto.precision == int8.precision == "int8"
-    assert numerics_id(auto) == numerics_id(int8)
-    assert torch.equal(logits(auto, TOKEN_IDS), logits(int8, TOKEN_IDS))
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize(("endings", "precision"), [((), "int8"), (("",), "int4")])
+def test_auto_is_the_precision_that_it_became(
+    tmp_path: Path, endings: tuple[str, ...], precision: str, kernels: str
+) -> None:
+    """A model never calls itself "auto": precision and numerics are those of int8 if no matrix
+    keeps its weights in 4 bits, and of int4 if each does."""
+    folder = give_sixteen_levels(make_tiny_model(tmp_path), *endings)
+    auto = LlamaModel.load(folder, "auto", kernels=kernels)
+    named = LlamaModel.load(folder, precision, kernels=kernels)
+    assert auto.precision == named.precision == precision
+    assert auto.weight_bytes == named.weight_bytes
+    assert numerics_id(auto) == numerics_id(named)
+    assert torch.equal(logits(auto, TOKEN_IDS), logits(named, TOKEN_IDS))
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_auto_may_keep_some_matrices_in_4_bits(
+    tmp_path: Path, kernels: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A name of its own, in numerics as well, and weights that are nearer than int4's."""
+    folder = give_sixteen_levels(make_tiny_model(tmp_path), "down_proj", "o_proj", "q_proj")
+    caplog.set_level("INFO")
+    found = {name: LlamaModel.load(folder, name, kernels=kernels) for name in ("int8", "int4")}
+    assert "matrices lose nothing" not in caplog.text
+    found["auto"] = auto = LlamaModel.load(folder, "auto", kernels=kernels)
+    assert "4 of 8 matrices lose nothing in 4 bits" in caplog.text  # q, k and v are one matrix
+    assert auto.precision == "int8+int4"
+    assert numerics_id(auto).startswith(f"int8+int4-{auto.ops.name}-")
+    assert len({numerics_id(model) for model in found.values()}) == 3
+    assert found["int4"].weight_bytes < auto.weight_bytes < found["int8"].weight_bytes
+    expected = logits(LlamaModel.load(folder, "bfloat16"), TOKEN_IDS)
+    errors = {
+        name: float((logits(model, TOKEN_IDS) - expected).square().mean())
+        for name, model in found.items()
+    }
+    assert errors["auto"] < errors["int4"] / 4
+
+
+def test_auto_keeps_the_real_model_in_4_bits(smollm2_folder: Path) -> None:
+    """It comes from a file that has it so: every weight of every matrix is as in the file."""
+    auto = LlamaModel.load(smollm2_folder, "auto")
+    assert auto.precision == "int4"
+    assert numerics_id(auto) == numerics_id(LlamaModel.load(smollm2_folder, "int4"))
 
 
 def test_unknown_precisions_are_refused_by_name(tmp_path: Path) -> None:

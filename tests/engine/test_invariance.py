@@ -18,6 +18,7 @@ from outrider.engine.numerics import choose_row_plan, is_row_invariant, numerics
 from outrider.engine.runner import Runner
 from outrider_kernels.linear import RowPlan
 from outrider_kernels.ops import KERNELS
+from tests.support.sixteen_levels import give_sixteen_levels
 from tests.support.tiny_models import make_tiny_model
 
 NUM_BLOCKS = 96
@@ -79,16 +80,19 @@ def bfloat16_runner(tmp_path_factory: pytest.TempPathFactory, kernels: str) -> R
     return Runner(LlamaModel.load(folder, "bfloat16", kernels=kernels), NUM_BLOCKS)
 
 
-@pytest.fixture(scope="module", params=["int8", "int4"])
+@pytest.fixture(scope="module", params=["int8", "int4", "auto"])
 def rounded_runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernels: str
 ) -> Runner:
-    """The same in int8 or int4, with a table that is not the head."""
+    """The same in int8, int4 or some of both, with a table that is not the head."""
     folder = make_tiny_model(
         tmp_path_factory.mktemp(request.param), hidden_size=72, heads=9, kv_heads=3, head_dim=16,
         attention_bias=True, mlp_bias=True, tied_head=False,
     )  # fmt: skip
-    return Runner(LlamaModel.load(folder, request.param, kernels=kernels), NUM_BLOCKS)
+    give_sixteen_levels(folder, "o_proj", "gate_proj", "up_proj")
+    model = LlamaModel.load(folder, request.param, kernels=kernels)
+    assert model.precision == {"auto": "int8+int4"}.get(request.param, request.param)
+    return Runner(model, NUM_BLOCKS)
 
 
 @pytest.fixture(scope="module", params=["float32", "int8"])
@@ -177,7 +181,7 @@ def test_any_mix_gives_the_same_bits_in_bfloat16(bfloat16_runner: Runner, seed: 
 @pytest.mark.usefixtures("restore_threads")
 @pytest.mark.parametrize("seed", range(6))
 def test_any_mix_gives_the_same_bits_when_rounded(rounded_runner: Runner, seed: int) -> None:
-    """The same in int8 and int4: rows are rounded by their own values alone."""
+    """The same in int8, int4 and both: rows are rounded by their own values alone."""
     rng = random.Random(seed)
     run_random_mix(rounded_runner, seed, [rng.randint(1, 150) for _ in range(rng.randint(1, 5))])
 

@@ -60,7 +60,7 @@ def play(
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize(("dtype", "count"), [("float32", 6), ("int8", 10)])
+@pytest.mark.parametrize(("dtype", "count"), [("float32", 6), ("int8", 10), ("auto", 10)])
 def test_some_mixes_give_the_same_bits(smollm2_folder: Path, dtype: str, count: int) -> None:
     """A sample, of short texts."""
     play(smollm2_folder, dtype, range(count), num_texts=6, longest=40, most_new=12)
@@ -68,7 +68,7 @@ def test_some_mixes_give_the_same_bits(smollm2_folder: Path, dtype: str, count: 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "int8+int8-cache"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "int8", "auto", "int8+int8-cache"])
 def test_two_hundred_mixes_give_the_same_bits(smollm2_folder: Path, precision: str) -> None:
     """Two hundred, of texts with up to 200 tokens."""
     play(smollm2_folder, precision, range(200), num_texts=12, longest=180, most_new=32)

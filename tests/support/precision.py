@@ -11,7 +11,7 @@ import os
 VARIABLE = "TEST_DTYPE"
 """Where they leave it. A variable, so that services in other processes have it as well."""
 EACH = ("float32", "int8")
-"""What `each_dtype` stands for: exact products, and the CPU's default."""
+"""What `each_dtype` stands for: exact products, and what the CPU's default makes of most models."""
 
 
 def chosen_dtype() -> str:

@@ -35,7 +35,7 @@ void outrider_attention(const Kernels* kernels, const AttentionJob* job) { kerne
 void outrider_norm(const Kernels* kernels, const NormJob* job) { kernels->norm(job); }
 void outrider_silu(const Kernels* kernels, const SiluJob* job) { kernels->silu(job); }
 void outrider_rotary(const Kernels* kernels, const RotaryJob* job) { kernels->rotary(job); }
-void outrider_pack(const PackJob* job) { pack(*job); }
+int64_t outrider_pack(const PackJob* job) { return pack(*job); }
 void outrider_step(const Kernels* kernels, const StepJob* job) { kernels->step(job); }
 void outrider_set_spin(int64_t microseconds) { set_spin(microseconds); }
 void outrider_choose(const Kernels* kernels, const ChooseJob* job) { kernels->choose(job); }

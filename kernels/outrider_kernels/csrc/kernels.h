@@ -124,10 +124,12 @@ struct StepJob {
 struct PackJob {
     const void* weight;
     void* strips;
-    int64_t num_in, num_out, is_bf16, weight_type;
+    int64_t num_in, num_out, is_bf16, weight_type, only_exact;
 };
 
-void pack(const PackJob& job);
+// With only_exact, of int4, false as soon as a weight would not come out as it was: then the strips
+// are not whole.
+bool pack(const PackJob& job);
 
 // One sequence's rows of logits, at positions from `position` on, and how a token is chosen.
 struct Choice {

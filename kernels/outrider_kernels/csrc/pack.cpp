@@ -29,6 +29,17 @@ float float_of(uint32_t bits) {
 float widen(float x) { return x; }
 float widen(uint16_t bf16) { return float_of(static_cast<uint32_t>(bf16) << 16); }
 
+// x as a T has it; bfloat16 to nearest, ties to even.
+template <class T>
+float rounded_to(float x) {
+    return x;
+}
+template <>
+float rounded_to<uint16_t>(float x) {
+    uint32_t bits = bits_of(x);
+    return float_of((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16);
+}
+
 float clamp(float x, float low, float high) {
     x = x < high ? x : high;
     return x > low ? x : low;
@@ -51,19 +62,23 @@ float widen_f16(uint16_t f16) {
 }
 
 // To a column's place in a group: to[4 * STRIP * q] gets inputs 4 q to 4 q + 3; behind the values of
-// all columns come their scales.
+// all columns come their scales. `round` says whether every number, rounded to T, comes out as it
+// was; in int8, where nobody asks, that it does not.
 struct Int8 {
     static constexpr int64_t BYTES = GROUP * STRIP, GROUP_BYTES = BYTES + 2 * STRIP;
-    static void round(const float* values, int64_t count, uint8_t* group, int64_t column);
+    template <class T>
+    static bool round(const float* values, int64_t count, uint8_t* group, int64_t column);
 };
 
 struct Int4 {
     static constexpr int64_t BYTES = GROUP / 2 * STRIP, GROUP_BYTES = BYTES + 4 * STRIP;
-    static void round(const float* values, int64_t count, uint8_t* group, int64_t column);
+    template <class T>
+    static bool round(const float* values, int64_t count, uint8_t* group, int64_t column);
 };
 
 // Values after `count` are zero.
-void Int8::round(const float* values, int64_t, uint8_t* group, int64_t column) {
+template <class T>
+bool Int8::round(const float* values, int64_t, uint8_t* group, int64_t column) {
     uint32_t most = 0;
     for (int64_t i = 0; i < GROUP; i++) {
         uint32_t magnitude = bits_of(values[i]) & MAGNITUDE;
@@ -84,10 +99,12 @@ void Int8::round(const float* values, int64_t, uint8_t* group, int64_t column) {
     for (int64_t i = 0; i < GROUP; i += 4)
         std::memcpy(group + i * STRIP + 4 * column, bytes + i, 4);
     std::memcpy(group + BYTES + 2 * column, &scale, sizeof scale);
+    return false;
 }
 
 // Values after `count` do not matter: they are as the last one.
-void Int4::round(const float* given, int64_t count, uint8_t* group, int64_t column) {
+template <class T>
+bool Int4::round(const float* given, int64_t count, uint8_t* group, int64_t column) {
     float values[GROUP], least = given[0], most = given[0];
     for (int64_t i = 0; i < GROUP; i++) values[i] = given[i < count || !count ? i : count - 1];
     bool is_number = true;
@@ -100,12 +117,14 @@ void Int4::round(const float* given, int64_t count, uint8_t* group, int64_t colu
     is_number &= (step & F16_INFINITE) != F16_INFINITE && (lowest & F16_INFINITE) != F16_INFINITE;
     step = is_number ? step : 0;
     lowest = is_number ? lowest : F16_NAN;
-    float begin = is_number ? widen_f16(lowest) : 0.0f;
-    float inverse = step ? 1.0f / widen_f16(step) : 0.0f;
-    uint32_t nibbles[GROUP];
+    float begin = is_number ? widen_f16(lowest) : 0.0f, width = widen_f16(step);
+    float inverse = step ? 1.0f / width : 0.0f;
+    uint32_t nibbles[GROUP], num_others = 0;
     for (int64_t i = 0; i < GROUP; i++) {
         float value = clamp(is_number ? (values[i] - begin) * inverse : 0.0f, 0.0f, 15.0f);
         nibbles[i] = bits_of(value + WHOLE) & 15;
+        float whole = value + WHOLE - WHOLE;
+        num_others += rounded_to<T>(begin + whole * width) != values[i];
     }
     for (int64_t i = 0; i < GROUP; i += 8)
         for (int64_t k = 0; k < 4; k++)
@@ -113,14 +132,16 @@ void Int4::round(const float* given, int64_t count, uint8_t* group, int64_t colu
                 static_cast<uint8_t>(nibbles[i + k] | nibbles[i + 4 + k] << 4);
     std::memcpy(group + BYTES + 2 * column, &step, sizeof step);
     std::memcpy(group + BYTES + 2 * STRIP + 2 * column, &lowest, sizeof lowest);
+    return num_others == 0;  // NaN is never as it was
 }
 
 template <class R, class T>
-void round_strip(const PackJob& job, int64_t strip) {
+bool round_strip(const PackJob& job, int64_t strip) {
     int64_t num_groups = (job.num_in + GROUP - 1) / GROUP;
     auto to = static_cast<uint8_t*>(job.strips) + strip * num_groups * R::GROUP_BYTES;
     auto from = static_cast<const T*>(job.weight) + strip * STRIP * job.num_in;
     int64_t num_columns = job.num_out - strip * STRIP;
+    bool is_exact = true;
     for (int64_t c = 0; c < STRIP; c++, from += job.num_in)
         for (int64_t g = 0; g < num_groups; g++) {
             int64_t count = job.num_in - g * GROUP;
@@ -128,29 +149,33 @@ void round_strip(const PackJob& job, int64_t strip) {
             count = count < GROUP ? count : GROUP;
             float values[GROUP] = {};
             for (int64_t i = 0; i < count; i++) values[i] = widen(from[g * GROUP + i]);
-            R::round(values, count, to + g * R::GROUP_BYTES, c);
+            is_exact &= R::template round<T>(values, count, to + g * R::GROUP_BYTES, c);
         }
+    return is_exact;
 }
 
 // The same numbers, columns side by side.
 template <class T>
-void turn_strip(const PackJob& job, int64_t strip) {
+bool turn_strip(const PackJob& job, int64_t strip) {
     auto to = static_cast<T*>(job.strips) + strip * STRIP * job.num_in;
     auto from = static_cast<const T*>(job.weight) + strip * STRIP * job.num_in;
     int64_t left = job.num_out - strip * STRIP, num_columns = left < STRIP ? left : STRIP;
     for (int64_t i = 0; i < job.num_in; i++, to += STRIP)
         for (int64_t c = 0; c < STRIP; c++) to[c] = c < num_columns ? from[c * job.num_in + i] : T{};
+    return true;
 }
 
 }  // namespace
 
-void pack(const PackJob& job) {
-    void (*strip_of)(const PackJob&, int64_t);
+bool pack(const PackJob& job) {
+    bool (*strip_of)(const PackJob&, int64_t);
     if (job.weight_type == WEIGHT_INT8)
         strip_of = job.is_bf16 ? round_strip<Int8, uint16_t> : round_strip<Int8, float>;
     else if (job.weight_type == WEIGHT_INT4)
         strip_of = job.is_bf16 ? round_strip<Int4, uint16_t> : round_strip<Int4, float>;
     else
         strip_of = job.is_bf16 ? turn_strip<uint16_t> : turn_strip<float>;
-    for (int64_t strip = 0; strip * STRIP < job.num_out; strip++) strip_of(job, strip);
+    for (int64_t strip = 0; strip * STRIP < job.num_out; strip++)
+        if (!strip_of(job, strip) && job.only_exact) return false;
+    return true;
 }
