@@ -21,22 +21,38 @@ os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import pytest
 
-from tests.support import precision
+from tests.support import kernels, precision
 from tests.support.certificates import Authority
 
 SMOLLM2 = "smollm2-135m-instruct"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--dtype`: every test whose models may have any precision runs in this one."""
+    """`--dtype`, `--kernels`: of all models that leave them open."""
     choices = ("float32", "bfloat16", "int8", "int4")
     parser.addoption("--dtype", choices=choices, help="precision of models that may have any")
+    parser.addoption("--kernels", choices=("triton",), help="what computes, in its interpreter")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any module is imported, so that its constants can follow."""
     if config.getoption("dtype"):
         os.environ[precision.VARIABLE] = config.getoption("dtype")
+    if config.getoption("kernels"):
+        os.environ[kernels.VARIABLE] = config.getoption("kernels")
+        os.environ["TRITON_INTERPRET"] = "1"
+        kernels.prefer_triton()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The interpreter is slow, and warns of itself: loop bounds that numpy 2.4 refuses."""
+    if kernels.are_interpreted():
+        for item in items:
+            item.add_marker(pytest.mark.timeout(900), append=False)
+            item.add_marker(pytest.mark.filterwarnings("ignore:Conversion of an array"))
+            item.add_marker(pytest.mark.filterwarnings("ignore:All-NaN slice"))
+            if "smollm2_folder" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.skip(reason="too large for Triton's interpreter"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -47,6 +47,13 @@ def rms_norm(library: Library, x: torch.Tensor, weight: torch.Tensor, eps: float
     return out.to(x.dtype)
 
 
+def add_rms_norm(
+    library: Library, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """Add x to the residual, in place and rounded; the sum's norm. Both [rows, width]."""
+    return rms_norm(library, residual.add_(x), weight, eps)
+
+
 def silu_mul(library: Library, gate_up: torch.Tensor) -> torch.Tensor:
     """silu(gate) * up for gate_up [rows, 2 * width], the gate first; [rows, width]."""
     wide = library.widened(gate_up)

@@ -12,9 +12,10 @@ import torch
 
 from outrider_kernels import native_attention, native_linear, native_rows, native_sampling
 from outrider_kernels.attention import AttentionPlan, paged_attention, plan_attention
-from outrider_kernels.elementwise import rms_norm, silu_mul
+from outrider_kernels.elementwise import add_rms_norm, rms_norm, silu_mul
 from outrider_kernels.kv_write import rotate_and_write
 from outrider_kernels.linear import RowPlan, linear, lookup, pack
+from outrider_kernels.model_shape import ModelShape
 from outrider_kernels.native_attention import NativePlan
 from outrider_kernels.native_build import Unavailable
 from outrider_kernels.native_decoder import NativeDecoder
@@ -22,17 +23,27 @@ from outrider_kernels.native_library import NATIVE_VERSION, Library, load_librar
 from outrider_kernels.native_sampling import Choice
 from outrider_kernels.quantise import EITHER
 from outrider_kernels.rounded_weight import Int4Weight, Int8Weight, pack_either
+from outrider_kernels.triton_ops.limits import (
+    largest_tile,
+    why_not_for,
+    why_not_on,
+    why_not_tried_on,
+)
+from outrider_kernels.triton_ops.work import INVARIANT_SPLIT, Work
 
 logger = logging.getLogger(__name__)
 
 KERNELS_VERSION = 2
 """Raised with every change of a single bit of any result; part of the numerics id."""
-KERNELS = ("auto", "torch")
-"""What may be asked for: the fastest that the machine can have, or plain torch."""
+KERNELS = ("auto", "torch", "triton")
+"""What may be asked for: the fastest that the machine can have, plain torch, or Triton's, which
+are a GPU's."""
+TRITON_VERSION = 1
+"""Raised with every change of a bit of what Triton's kernels compute."""
 ROUNDINGS = (None, "int8", "int4", EITHER)
 """Of weights, and rows then to int8; None: weights are what they are."""
 
-Plan = AttentionPlan | NativePlan
+Plan = AttentionPlan | NativePlan | Work
 Weight = Any
 """What `pack` makes of a matrix: each implementation has its own layout."""
 
@@ -53,6 +64,8 @@ class Ops:
     lookup: Callable[[Weight, torch.Tensor], torch.Tensor]
     """Rows of the packed table [out, in] by number: of an embedding that is also the head."""
     rms_norm: Callable[[torch.Tensor, torch.Tensor, float], torch.Tensor]
+    add_rms_norm: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
+    """Adds the first to the second, in place and rounded, and returns the sum's norm."""
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     rotate_and_write: Callable[..., torch.Tensor]
     plan_attention: Callable[..., Plan]
@@ -66,6 +79,8 @@ class Ops:
     choose: Callable[[Sequence[Choice]], list[list[int]]] | None = None
     """The tokens of a step's rows, on the CPU wherever they come from; None: the engine's numpy,
     which chooses the same."""
+    first_steps: tuple[int, ...] = (0,)
+    """Tokens behind which a step must stand once before all that is compiled on first use is."""
 
     @property
     def min_rows(self) -> int:
@@ -77,11 +92,18 @@ class Ops:
         return replace(self, row_plan=row_plan, linear=partial(linear, plan=row_plan))
 
 
-def select_ops(device: torch.device, kernels: str = "auto", *, rounding: str | None = None) -> Ops:
-    """The operations for a device; logs which, and why. ValueError for a device that has none.
+def select_ops(
+    device: torch.device,
+    kernels: str = "auto",
+    *,
+    rounding: str | None = None,
+    shape: ModelShape | None = None,
+) -> Ops:
+    """The operations for a device; logs which, and why. ValueError for what cannot be had.
 
-    kernels is one of KERNELS, rounding one of ROUNDINGS. CUDA gets the same plain torch as the CPU:
-    right, and far from what the device could do.
+    kernels is one of KERNELS, rounding one of ROUNDINGS. On a GPU "auto" is Triton's kernels where
+    they are known to fit the chip and the model's shape, and else the CPU's plain torch: right, and
+    far from what the device could do.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"no operations for device {device.type!r}, only for 'cpu' and 'cuda'")
@@ -89,8 +111,18 @@ def select_ops(device: torch.device, kernels: str = "auto", *, rounding: str | N
         raise ValueError(f"kernels must be {' or '.join(KERNELS)}, got {kernels!r}")
     if kernels == "torch":
         return _torch_ops(device, rounding, "as asked for")
-    if device.type != "cpu":
-        return _torch_ops(device, rounding, "there are no others for this device")
+    if kernels == "triton" or device.type == "cuda":
+        reason = why_not_on(device) or why_not_for(shape)
+        if kernels == "triton" and reason:
+            raise ValueError(f"Triton's kernels cannot be used: {reason}")
+        if device.type == "cuda":
+            untried = reason or why_not_tried_on(device)
+            if kernels == "auto" and untried:
+                return _torch_ops(device, rounding, untried, logging.WARNING)
+            if untried:
+                logger.warning("Triton's kernels may fail here: %s", untried)
+        assert shape is not None
+        return _triton_ops(device, rounding, shape)
     try:
         return native_ops(load_library(), rounding=rounding)
     except Unavailable as reason:
@@ -109,6 +141,10 @@ def _torch_ops(
     device: torch.device, rounding: str | None, reason: str, level: int = logging.INFO
 ) -> Ops:
     logger.log(level, "operations are plain torch (%s-torch): %s", device.type, reason)
+    return _plain_ops(device, rounding)
+
+
+def _plain_ops(device: torch.device, rounding: str | None) -> Ops:
     return Ops(
         name=f"{device.type}-torch",
         row_plan=RowPlan(),
@@ -117,10 +153,32 @@ def _torch_ops(
         linear=partial(linear, plan=RowPlan()),
         lookup=lookup,
         rms_norm=rms_norm,
+        add_rms_norm=add_rms_norm,
         silu_mul=silu_mul,
         rotate_and_write=rotate_and_write,
         plan_attention=plan_attention,
         paged_attention=paged_attention,
+    )
+
+
+def _triton_ops(device: torch.device, rounding: str | None, shape: ModelShape) -> Ops:
+    """Triton's kernels, and plain torch's products."""
+    import triton
+
+    from outrider_kernels.triton_ops import attention, rotary_write, rows, work
+
+    name = f"{device.type}-triton{TRITON_VERSION}-{triton.__version__}"
+    logger.info("operations are Triton's kernels (%s), products plain torch", name)
+    return replace(
+        _plain_ops(device, rounding),
+        name=name,
+        rms_norm=rows.rms_norm,
+        add_rms_norm=rows.add_rms_norm,
+        silu_mul=rows.silu_mul,
+        rotate_and_write=rotary_write.rotate_and_write,
+        plan_attention=partial(work.plan_attention, max_tile=largest_tile(shape)),
+        paged_attention=attention.paged_attention,
+        first_steps=(0, INVARIANT_SPLIT),
     )
 
 
@@ -136,6 +194,7 @@ def native_ops(library: Library, *, rounding: str | None = None) -> Ops:
         linear=partial(native_linear.linear, library),
         lookup=native_linear.lookup,
         rms_norm=partial(native_rows.rms_norm, library),
+        add_rms_norm=partial(native_rows.add_rms_norm, library),
         silu_mul=partial(native_rows.silu_mul, library),
         rotate_and_write=partial(native_rows.rotate_and_write, library),
         plan_attention=native_attention.plan_attention,

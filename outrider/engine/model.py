@@ -22,6 +22,8 @@ from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
 from outrider.engine.numerics import choose_row_plan
 from outrider.engine.precision import EITHER, choose_precision, kept_precision
 from outrider.engine.weights import load_weights
+from outrider.model_error import ModelError
+from outrider_kernels.model_shape import ModelShape
 from outrider_kernels.native_attention import NativePlan
 from outrider_kernels.native_decoder import NativeCache, NativeDecoder
 from outrider_kernels.ops import Ops, Plan, Weight, select_ops
@@ -59,15 +61,15 @@ class LlamaModel:
         self.weights_fingerprint = weights_fingerprint
         table = tensors.get("model.embed_tokens.weight")
         self.device = torch.device("cpu") if table is None else table.device
-        ops = select_ops(self.device, kernels, rounding=rounding)
-        reader = TensorReader(tensors, ops.pack)
-        embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
-        self.dtype = embedding.dtype
+        self.dtype = torch.float32 if table is None else table.dtype
         """Of activations, and of weights unless they are rounded; sums, norms, softmax and logits
         are float32."""
         self._kv_dtype = parse_kv_dtype(kv_dtype, self.dtype)
         self.kv_dtype = str(self._kv_dtype).removeprefix("torch.")
         """Of keys and values in the cache."""
+        ops = self._select_ops(kernels, rounding)
+        reader = TensorReader(tensors, ops.pack)
+        embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
         self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
         self.precision = rounding or str(self.dtype).removeprefix("torch.")
         """The dtype by its name in settings, never "auto"; EITHER where matrices differ in it."""
@@ -134,6 +136,21 @@ class LlamaModel:
             model.weights_fingerprint = hashing.result()
         return model
 
+    def _select_ops(self, kernels: str, rounding: str | None) -> Ops:
+        config = self.config
+        shape = ModelShape(
+            self.dtype,
+            self._kv_dtype,
+            config.hidden_size,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+        )
+        try:
+            return select_ops(self.device, kernels, rounding=rounding, shape=shape)
+        except ValueError as error:
+            raise ModelError(str(error)) from None
+
     def set_spin(self, microseconds: int) -> None:
         """How long a thread that waits for others in a step keeps its core busy; 0: never.
 
@@ -167,14 +184,16 @@ class LlamaModel:
             hidden = self._embedding.index_select(0, step.token_ids)
         cos = self._cos.index_select(0, step.positions)  # [num_rows, 1, head_dim]
         signed_sin = self._signed_sin.index_select(0, step.positions)
+        normed = ops.rms_norm(hidden, self._layers[0].attention_norm, eps)
         for index, layer in enumerate(self._layers):
-            normed = ops.rms_norm(hidden, layer.attention_norm, eps)
             attended = self._attend(normed, layer, cos, signed_sin, step, cache, index)
-            hidden = attended.add_(hidden)
-            normed = ops.rms_norm(hidden, layer.mlp_norm, eps)
+            normed = ops.add_rms_norm(attended, hidden, layer.mlp_norm, eps)
             gate_up = ops.linear(normed, layer.gate_up.weight, layer.gate_up.bias)
             down = ops.linear(ops.silu_mul(gate_up), layer.down.weight, layer.down.bias)
-            hidden = down.add_(hidden)
+            if index + 1 < len(self._layers):
+                normed = ops.add_rms_norm(down, hidden, self._layers[index + 1].attention_norm, eps)
+            else:  # the last norm is of wanted rows alone
+                hidden.add_(down)
         wanted = hidden.index_select(0, step.logit_rows).float()
         normed = ops.rms_norm(wanted, self._final_norm, eps)
         return ops.linear(normed, self._head.weight, self._head.bias)

@@ -33,17 +33,21 @@ class Runner:
         return self.model.forward(self._step_input(batch), self.cache).cpu()
 
     def warm(self, name: str) -> None:
-        """A first step, so that no request pays for it; `name` is the model's, for errors.
+        """First steps, so that no request pays for them; `name` is the model's, for errors.
 
         Raises ModelError for weights that give no numbers, such as ones that hold NaN.
         """
-        logits = self.forward(Batch([BatchItem([0], 0, [0], 1)]))
-        num_bad = int((~logits.isfinite()).sum())
-        if num_bad:
-            raise ModelError(
-                f"{name}: {num_bad} of {logits.numel()} logits of its first step are not finite; "
-                "its weights are damaged, or too large for this dtype"
-            )
+        for start in self.model.ops.first_steps:
+            blocks = range(start // self.cache.block_size + 1)
+            if len(blocks) > self.cache.num_blocks or start >= self.model.config.max_model_len:
+                continue
+            logits = self.forward(Batch([BatchItem([0], start, list(blocks), 1)]))
+            num_bad = int((~logits.isfinite()).sum())
+            if num_bad:
+                raise ModelError(
+                    f"{name}: {num_bad} of {logits.numel()} logits of its first step are not "
+                    "finite; its weights are damaged, or too large for this dtype"
+                )
 
     def _check(self, item: BatchItem) -> None:
         """Raise ValueError for an item that would read or write outside its blocks."""

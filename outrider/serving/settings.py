@@ -39,7 +39,7 @@ OTHER_VARIABLES = {
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
 KV_DTYPES = ("auto", "int8")
-KERNELS = ("auto", "torch")
+KERNELS = ("auto", "torch", "triton")
 
 
 class SettingsError(ValueError):
@@ -180,7 +180,9 @@ class TargetSettings(_Checked):
     )
     device: str = setting("cpu", "Where the model runs: cpu or cuda:N.")
     kernels: str = setting(
-        "auto", "What computes: auto, compiled where it can be, or torch alone.", choices=KERNELS
+        "auto",
+        "What computes: auto, compiled where it can be; torch alone; or triton, a GPU's kernels.",
+        choices=KERNELS,
     )
     threads: int = setting(0, "Threads of a step. 0: one a core.", low=0, high=MAX_THREADS)
     spin_us: int = setting(

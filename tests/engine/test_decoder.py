@@ -78,7 +78,7 @@ def make_runner(
 def runner_with(monkeypatch: pytest.MonkeyPatch, folder: Path, precision: str, ops: Ops) -> Runner:
     """The same with any operations."""
     dtype, rounding, kv_dtype, _ = PRECISIONS[precision]
-    monkeypatch.setattr(model_module, "select_ops", lambda device, kernels, rounding: ops)
+    monkeypatch.setattr(model_module, "select_ops", lambda *_, **__: ops)
     tensors = load_weights(folder, dtype, torch.device("cpu"))
     config = ModelConfig.load(folder)
     model = LlamaModel(

@@ -1,5 +1,5 @@
-"""Bit for bit on SmolLM2: whatever the target's scheduler makes of some requests, each gets the
-logits and the tokens that it gets alone.
+"""Bit for bit, on SmolLM2 and a tiny model: whatever the target's scheduler makes of some requests,
+each gets the logits and the tokens that it gets alone.
 
 The company, the order, k, right and wrong drafts, how prompts are cut, preemptions, the prefix
 cache and one or two threads are drawn at random; see tests/support/mixes.py.
@@ -17,10 +17,12 @@ import torch
 from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
 from outrider.params import SamplingParams
+from tests.support.kernels import are_interpreted
 from tests.support.mixes import Mix, PlainText, Tally
+from tests.support.tiny_models import make_tiny_model
 
 NUM_BLOCKS = 64
-SHARED_TOKENS = 40
+SHARED_TOKENS = 16 if are_interpreted() else 40
 """Beginning of half of the prompts."""
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
@@ -36,9 +38,18 @@ def restore_threads() -> Iterator[None]:
 
 
 def play(
-    folder: Path, precision: str, seeds: range, num_texts: int, longest: int, most_new: int
+    folder: Path,
+    precision: str,
+    seeds: range,
+    num_texts: int,
+    longest: int,
+    most_new: int,
+    is_complete: bool = True,
 ) -> None:
-    """Those mixes of some texts: so long is the longest prompt, and so many tokens follow."""
+    """Those mixes of some texts: so long is the longest prompt, and so many tokens follow.
+
+    is_complete: so many that everything a mix can have must have happened.
+    """
     dtype, _, cache = precision.partition("+")
     model = LlamaModel.load(folder, dtype, kv_dtype="int8" if cache else "auto")
     runner = Runner(model, NUM_BLOCKS)
@@ -56,7 +67,9 @@ def play(
     for seed in seeds:
         Mix(runner, texts, seed, tally).play()
     print(precision, tally)
-    tally.check()
+    if is_complete:
+        tally.check()
+    assert tally.differences == [] and tally.rows
 
 
 @pytest.mark.timeout(300)
@@ -64,6 +77,17 @@ def play(
 def test_some_mixes_give_the_same_bits(smollm2_folder: Path, dtype: str, count: int) -> None:
     """A sample, of short texts."""
     play(smollm2_folder, dtype, range(count), num_texts=6, longest=40, most_new=12)
+
+
+@pytest.mark.timeout(120)  # loads transformers to make one
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_some_mixes_of_a_tiny_model_give_the_same_bits(tmp_path: Path, dtype: str) -> None:
+    """One of the shapes that every implementation has."""
+    folder = make_tiny_model(tmp_path, head_dim=64)
+    if are_interpreted():  # too slow for all that a mix must have
+        play(folder, dtype, range(2), num_texts=2, longest=20, most_new=6, is_complete=False)
+    else:
+        play(folder, dtype, range(12), num_texts=4, longest=40, most_new=8)
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ BLOCK_SIZE = 16
 
 @pytest.fixture
 def config(tmp_path: Path) -> ModelConfig:
-    """Of a model with two layers and two KV heads of 16."""
+    """Of a model with two layers and two KV heads."""
     return ModelConfig.load(make_tiny_model(tmp_path / "model"))
 
 
@@ -33,7 +33,7 @@ def test_layers_are_zero_and_do_not_share(config: ModelConfig, dtype: torch.dtyp
     """What is written into one tensor shows in no other."""
     cache = KVCache(config, 3, BLOCK_SIZE, dtype, torch.device("cpu"))
     tensors = [*cache.keys, *cache.values]
-    assert [list(t.shape) for t in tensors] == [[3, BLOCK_SIZE, 2, 16]] * 4
+    assert [list(t.shape) for t in tensors] == [[3, BLOCK_SIZE, 2, config.head_dim]] * 4
     assert all(t.dtype == dtype and not t.any() for t in tensors)
     for number, tensor in enumerate(tensors):
         tensor.fill_(number + 1)
@@ -45,12 +45,13 @@ def test_rows_in_int8_have_their_scales_behind_them(config: ModelConfig) -> None
     for dtype in (torch.float32, torch.bfloat16, torch.int8):
         cache = KVCache(config, 3, BLOCK_SIZE, dtype, torch.device("cpu"))
         assert cache.block_bytes == block_bytes(config, BLOCK_SIZE, cache.kv_dtype)
-    assert [list(t.shape) for t in cache.keys] == [[3, BLOCK_SIZE, 2, 16 + 2]] * 2
+    row_size = config.head_dim + 2 * -(-config.head_dim // 32)
+    assert [list(t.shape) for t in cache.keys] == [[3, BLOCK_SIZE, 2, row_size]] * 2
 
 
 def test_blocks_that_nothing_has_written_take_no_memory(config: ModelConfig) -> None:
     """A pool of 64 MiB costs next to nothing until its blocks are used, and then those alone."""
-    num_blocks = (64 << 20) // (4 * BLOCK_SIZE * 2 * 16 * 4)
+    num_blocks = (64 << 20) // (4 * BLOCK_SIZE * 2 * config.head_dim * 4)
     before = resident_bytes()
     cache = KVCache(config, num_blocks, BLOCK_SIZE, torch.float32, torch.device("cpu"))
     assert resident_bytes() - before < 4 << 20

@@ -13,6 +13,7 @@ from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.config import ModelConfig, ModelError
 from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
+from tests.support.kernels import are_interpreted
 from tests.support.tiny_models import EOS_TOKEN_ID, make_tiny_model
 
 LLAMA3_ROPE = {
@@ -74,7 +75,8 @@ def test_logits_agree_with_transformers(tmp_path: Path, variant: str) -> None:
     """Every supported shape gives transformers' logits, over more than one chunk of keys."""
     folder = make_tiny_model(tmp_path, **VARIANTS[variant])
     generator = torch.Generator().manual_seed(3)
-    assert_agree(folder, torch.randint(0, 384, (200,), generator=generator).tolist())
+    num_tokens = 24 if are_interpreted() else 200
+    assert_agree(folder, torch.randint(0, 384, (num_tokens,), generator=generator).tolist())
 
 
 @pytest.mark.timeout(120)

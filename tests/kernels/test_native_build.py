@@ -282,7 +282,7 @@ def test_what_is_chosen_is_said(caplog: pytest.LogCaptureFixture) -> None:
     said = [record.getMessage() for record in caplog.records]
     assert len(said) == 3
     assert compiled.name in said[0] and "asked for" in said[1] and "device" in said[2]
-    with pytest.raises(ValueError, match="auto or torch, got 'fast'"):
+    with pytest.raises(ValueError, match="auto or torch or triton, got 'fast'"):
         ops.select_ops(CPU, "fast")
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.support.kernels import are_interpreted, fitting_head_dim
+
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -61,6 +63,8 @@ def make_tiny_model(
         "pad_token_id": 0,
         **config,
     }
+    if are_interpreted():
+        fields["head_dim"] = fitting_head_dim(config.get("head_dim", hidden_size // heads))
     model = model_class(config_class(**fields))
     _randomise(model, torch.Generator().manual_seed(seed))
     model.save_pretrained(folder)

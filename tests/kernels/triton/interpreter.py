@@ -7,6 +7,8 @@ in bfloat16 raises, which is the rule for kernels anyway.
 
 from __future__ import annotations
 
+from functools import cache
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,13 @@ from triton.runtime import interpreter
 from outrider_kernels.triton_ops import launch as launching
 from outrider_kernels.triton_ops.configs import all_variants
 
+_ONE_AT_A_TIME = Lock()
+"""The interpreter has one grid for all threads."""
 
+
+@cache
 def install() -> None:
-    """Change the interpreter of this process."""
-    np.seterr(all="ignore")  # a GPU says nothing of an exp that overflows
+    """Change the interpreter of this process, before anything imports a module with kernels."""
     _install_bf16()
     _install_check()
 
@@ -89,6 +94,8 @@ def _install_check() -> None:
                 assert value.data_ptr() % launching.ALIGNMENT == 0, f"{name} is not aligned"
             else:
                 assert kind == ("fp32" if isinstance(value, float) else "i32"), name
-        start(kernel, grid, variant, *args)
+        # A GPU says nothing of an exp that overflows.
+        with _ONE_AT_A_TIME, np.errstate(all="ignore"):
+            start(kernel, grid, variant, *args)
 
     launching.launch = launch

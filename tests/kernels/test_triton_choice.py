@@ -1,0 +1,136 @@
+"""When Triton's kernels are chosen, and what is said where they are not. No GPU is needed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outrider.engine.model import LlamaModel
+from outrider.model_error import ModelError
+from outrider_kernels import ops
+from outrider_kernels.model_shape import ModelShape
+from outrider_kernels.triton_ops import limits
+from tests.support.tiny_models import make_tiny_model
+
+pytest.importorskip("triton")
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+SHAPE = ModelShape(torch.bfloat16, torch.bfloat16, 576, num_heads=9, kv_heads=3, head_dim=64)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, int], None]:
+    """Lets torch find a device of a compute capability."""
+
+    def appear(major: int, minor: int) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, minor))
+
+    return appear
+
+
+@pytest.mark.parametrize("capability", limits.CHIPS)
+def test_a_gpu_that_forms_are_compiled_for_gets_them(
+    gpu: Callable[[int, int], None], capability: tuple[int, int]
+) -> None:
+    """By default; the name says so, and with which compiler, as bits may depend on both."""
+    import triton
+
+    gpu(*capability)
+    chosen = ops.select_ops(CUDA, shape=SHAPE)
+    assert chosen.name == f"cuda-triton{ops.TRITON_VERSION}-{triton.__version__}"
+    assert ops.select_ops(CUDA, "torch", shape=SHAPE).name == "cuda-torch"
+    plan = chosen.plan_attention(
+        [1, 5], [700, 0], [list(range(44)), [50]], block_size=16, num_heads=9, kv_heads=3,
+        num_rows=8,
+    )  # fmt: skip
+    assert plan.launches == ((32, 2 + 1 + 1),) and plan.num_merges == 1
+
+
+def test_another_chip_gets_them_only_when_asked(
+    gpu: Callable[[int, int], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """By default plain torch, with the reason; when asked for, with a warning."""
+    gpu(12, 0)
+    with caplog.at_level(logging.INFO, logger="outrider_kernels"):
+        assert ops.select_ops(CUDA, shape=SHAPE).name == "cuda-torch"
+        assert "-triton" in ops.select_ops(CUDA, "triton", shape=SHAPE).name
+    said = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert len(said) == 2
+    assert all("compute capability 8.0 and 9.0, this device has 12.0" in each for each in said)
+
+
+def test_chips_of_other_makers_are_not_mistaken(
+    gpu: Callable[[int, int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch calls AMD's devices cuda, too, and one of them has the capability 9.0."""
+    gpu(9, 0)
+    monkeypatch.setattr(torch.version, "hip", "6.4")
+    assert ops.select_ops(CUDA, shape=SHAPE).name == "cuda-torch"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"head_dim": 72}, "no forms for heads of 72 values in bfloat16"),
+        ({"head_dim": 32}, "no forms for heads of 32 values in bfloat16"),
+        ({"kv_dtype": torch.int8}, "kv_dtype auto"),
+        ({"num_heads": 65, "kv_heads": 1}, "65 heads share a KV head, at most 64"),
+        ({"hidden_size": 16392}, "16392 values, at most 16384"),
+        ({"hidden_size": 1028}, "1028 values, at most 1024"),
+    ],
+)
+def test_models_that_do_not_fit_say_why(
+    gpu: Callable[[int, int], None],
+    caplog: pytest.LogCaptureFixture,
+    change: dict[str, Any],
+    reason: str,
+) -> None:
+    """Plain torch by default; an error when they are asked for."""
+    gpu(9, 0)
+    shape = replace(SHAPE, **change)
+    with caplog.at_level(logging.INFO, logger="outrider_kernels"):
+        assert ops.select_ops(CUDA, shape=shape).name == "cuda-torch"
+    assert reason in caplog.text
+    with pytest.raises(ValueError, match=reason):
+        ops.select_ops(CUDA, "triton", shape=shape)
+
+
+def test_groups_of_float32_are_smaller() -> None:
+    """Its largest tile has 32 rows."""
+    exact = replace(SHAPE, dtype=torch.float32, kv_dtype=torch.float32, head_dim=16)
+    assert limits.largest_tile(exact) == 32 and limits.largest_tile(SHAPE) == 128
+    assert limits.why_not_for(replace(exact, num_heads=32, kv_heads=1)) is None
+    refused = limits.why_not_for(replace(exact, num_heads=33, kv_heads=1))
+    assert refused == "33 heads share a KV head, at most 32 may"
+
+
+@pytest.fixture
+def tiny_model(tmp_path: Path) -> Path:
+    """A model folder."""
+    return make_tiny_model(tmp_path)
+
+
+def test_a_cpu_needs_the_interpreter(tiny_model: Path) -> None:
+    """The error names the variable; a service shows it as any other that a model causes."""
+    with pytest.raises(ModelError, match="need a GPU.*TRITON_INTERPRET=1"):
+        LlamaModel.load(tiny_model, kernels="triton")
+
+
+def test_without_triton_there_is_plain_torch(
+    gpu: Callable[[int, int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """And how to get it."""
+    gpu(9, 0)
+    monkeypatch.setattr(limits, "find_spec", lambda name: None)
+    with caplog.at_level(logging.INFO, logger="outrider_kernels"):
+        assert ops.select_ops(CUDA, shape=SHAPE).name == "cuda-torch"
+    assert "pip install 'outrider[gpu]'" in caplog.text

@@ -1,0 +1,63 @@
+"""A target and a drafter on Triton's kernels: drafts change no token.
+
+Noise and choosing are the CPU's, as on a GPU today.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from outrider.serving.settings import DraftSettings
+from tests.support.draft_stream import run_draft_service
+from tests.support.in_process import running_target
+from tests.support.tiny_models import make_tiny_model
+from tests.support.token_requests import (
+    answer_all,
+    ids_of_all,
+    make_request,
+    random_prompts,
+    wait_for_drafters,
+)
+
+NUM_TOKENS = 6
+K = 3
+SETTINGS: list[dict[str, float]] = [
+    {},
+    {"temperature": 0.8, "top_p": 0.95, "seed": 7},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(("dtype", "draft_seed"), [("float32", 0), ("bfloat16", 1)])
+async def test_ids_are_equal_with_and_without_drafts(
+    tmp_path: Path, dtype: str, draft_seed: int
+) -> None:
+    """Two requests at once, greedy and seeded; the drafter is a twin or a stranger."""
+    folders = [make_tiny_model(tmp_path / f"{i}", head_dim=64, seed=i) for i in (0, 1)]
+    chosen = {"dtype": dtype, "kernels": "triton"}
+    drafting = DraftSettings(
+        port=0, proposer="model", model=str(folders[draft_seed]), kv_tokens=1024, **chosen
+    )
+    prompts = random_prompts([5, 18])
+
+    def requests(k: int) -> list[object]:
+        return [
+            make_request(prompt, NUM_TOKENS, k=k, **settings)
+            for prompt, settings in zip(prompts, SETTINGS, strict=True)
+        ]
+
+    async with (
+        run_draft_service(drafting) as drafter,
+        running_target(folders[0], drafter.address, kv_tokens=1024, **chosen) as target,
+    ):
+        assert "-triton" in (await target.status()).numerics_id
+        await wait_for_drafters(target)
+        off = await ids_of_all(target, requests(0), 900)
+        on = await answer_all(target, requests(K), 900)
+        assert [answer.ids for answer in on] == off
+        drafted = sum(answer.speculation.drafted for answer in on)
+        accepted = sum(answer.speculation.accepted for answer in on)
+        assert accepted == drafted > 0 if draft_seed == 0 else drafted > accepted

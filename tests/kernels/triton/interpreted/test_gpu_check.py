@@ -1,0 +1,64 @@
+"""The parts of bench/gpu_check.py that need no GPU to run, at sizes for the interpreter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from bench.gpu_kernels import check_kernels
+from bench.gpu_models import SMOLLM2_CONFIG, random_model
+from bench.gpu_same_output import check_same_output
+from bench.gpu_speed import check_speed, read_gb_s
+
+from outrider_kernels import elementwise
+
+CPU = torch.device("cpu")
+CONFIG = replace(
+    SMOLLM2_CONFIG, vocab_size=300, hidden_size=72, intermediate_size=96, num_layers=2,
+    num_heads=4, num_kv_heads=2, max_model_len=256,
+)  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_kernels_are_right() -> None:
+    """Each kernel, type and cache, on one small step."""
+    checks = check_kernels(CPU, widths=(72,), heads=[(4, 2, 64)], shares=[(20, 3), (0, 2)])
+    assert [check for check in checks if not check.ok] == []
+    assert {check.name.split()[0] for check in checks} == {
+        "rms_norm", "add_rms_norm", "silu_mul", "rotary", "attention",
+    }  # fmt: skip
+
+
+def test_a_wrong_kernel_and_one_that_fails_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks go on behind both."""
+    monkeypatch.setattr(elementwise, "silu_mul", lambda x: x[:, : x.shape[1] // 2])
+    checks = check_kernels(CPU, widths=(72, 1025), heads=[])
+    wrong = {check.name for check in checks if not check.ok}
+    types = ("bfloat16", "float16", "float32")
+    assert {f"silu_mul {name} 72" for name in types} <= wrong
+    assert {f"rms_norm {name} 1025" for name in types} <= wrong
+    assert {f"rms_norm {name} 72" for name in types} & wrong == set()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_output_is_the_same_with_drafts(dtype: torch.dtype) -> None:
+    """Of a random model; some drafts stand, some do not."""
+    model = random_model(CONFIG, dtype, CPU, "triton")
+    report = check_same_output(model, lengths=(4, 20), num_new=12, k=3)
+    for found in report.values():
+        assert found["differing"] == 0 and found["texts"] == 2
+        assert found["drafted"] > 0
+
+
+def test_steps_are_compared_with_memory() -> None:
+    """Every shape has a time and a floor below it."""
+    model = random_model(CONFIG, torch.bfloat16, CPU, "triton")
+    gb_s = read_gb_s(CPU, num_bytes=1 << 20, rounds=2)
+    report = check_speed(model, gb_s, shapes=((1, 1), (2, 3)), context=32, rounds=1)
+    assert report.pop("weight_gib") >= 0
+    assert set(report) == {"1 x 1", "2 x 3"}
+    assert all(step["floor_ms"] >= 0 and step["over_floor"] > 1 for step in report.values())
