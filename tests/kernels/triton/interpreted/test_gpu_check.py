@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from bench.gpu_kernels import check_kernels
 from bench.gpu_models import SMOLLM2_CONFIG, random_model
 from bench.gpu_same_output import check_same_output
 from bench.gpu_speed import check_speed, read_gb_s
-
 from outrider_kernels import elementwise
 
 CPU = torch.device("cpu")
