@@ -19,7 +19,7 @@ FILES = sorted((Path(__file__).parent / "interpreted").glob("test_*.py"))
 
 
 def run_interpreted(file: Path, marker: str) -> None:
-    """Its tests with a marker, all of them green; some files have none that are slow, or only those."""
+    """Its tests with a marker, all of them green; a file may have none of one kind."""
     arguments = [str(file.relative_to(ROOT)), "-q", "-m", marker, "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
