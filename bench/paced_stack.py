@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -15,13 +14,13 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from bench.process_use import memory_of, processor_s
 from outrider.cli.demo import free_ports
 from outrider.cli.stack import Stack
 from outrider.models.resolve import display_name, resolve
 from outrider.serving.settings import GatewaySettings
 
 _ANSWER = "The gateway reads what the target says and hands it on, a word at a time. "
-_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -41,16 +40,12 @@ class PacedStack:
     @property
     def rss_mb(self) -> float:
         """Resident memory of the gateway, in MB."""
-        lines = Path(f"/proc/{self.gateway_pid}/status").read_text().splitlines()
-        (line,) = (line for line in lines if line.startswith("VmRSS:"))
-        return int(line.split()[1]) * 1024 / 1e6
+        return memory_of(self.gateway_pid).resident / 1e6
 
     @property
     def cpu_s(self) -> float:
         """Seconds that the gateway has computed."""
-        stat = Path(f"/proc/{self.gateway_pid}/stat").read_text()
-        user, system = stat.rpartition(")")[2].split()[11:13]
-        return (int(user) + int(system)) * _TICK_S
+        return processor_s(self.gateway_pid)
 
     def noted(self) -> dict[str, tuple[int, list[int]]]:
         """Of each request that has ended: when it came to the target, when its tokens went."""

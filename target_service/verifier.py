@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import torch
 
 from outrider.engine.batch import BatchItem
-from outrider.engine.choosing import Choose, Rows, choose_tokens
+from outrider.engine.choosing import Rows, choose_tokens
 from outrider.engine.rejection import replacement
 from outrider.engine.runner import Runner
 from outrider.engine.sampling import TokenChooser, logprobs
@@ -72,7 +72,10 @@ class Verifier:
         return verdicts
 
     def _choose(self, plan: Plan, logits: torch.Tensor) -> dict[int, list[int] | Exception]:
-        """The target's own tokens for all shares that want them and are not left to chance."""
+        """The target's own tokens for all shares that want them and are not left to chance.
+
+        Drafts stand while they equal those (Daliri et al., arXiv 2408.07978).
+        """
         wanted: dict[int, Rows] = {}
         first = 0
         for i, (share, item) in enumerate(zip(plan.shares, plan.batch.items, strict=True)):
@@ -170,20 +173,6 @@ def _score(
 ) -> list[Logprobs]:
     scores = [logprobs(row, token, num_top) for row, token in zip(logits, token_ids, strict=False)]
     return [Logprobs(value, tuple(top)) for value, top in scores]
-
-
-def verify(
-    logits: torch.Tensor,  # [1 + len(drafts), vocab]
-    chooser: TokenChooser,
-    confirmed: Sequence[int],
-    drafts: Sequence[int],
-    choose: Choose | None = None,
-) -> Verdict:
-    """Accept drafts while they equal the target's own choice (Daliri et al., arXiv 2408.07978)."""
-    chosen = choose_tokens([Rows(logits, chooser, confirmed, drafts)], choose)[0]
-    if isinstance(chosen, Exception):
-        raise chosen
-    return Verdict(chosen, len(chosen) - 1)
 
 
 def _chooser(share: Planned) -> TokenChooser:

@@ -15,11 +15,12 @@ import numpy as np
 import pytest
 import torch
 
+from outrider.engine.choosing import Rows, choose_tokens
 from outrider.engine.rejection import draw_draft
 from outrider.engine.sampling import TokenChooser
 from outrider.engine.sparse_probs import SparseProbs
 from outrider.params import SamplingParams
-from target_service.verifier import verify, verify_by_rejection
+from target_service.verifier import Verdict, verify_by_rejection
 from tests.support.chi_square import TOO_UNLIKELY, assert_fits, p_value
 
 VOCAB_SIZE = 7
@@ -123,7 +124,9 @@ def sample(params: SamplingParams, draft: Draft, rejection: bool) -> tuple[tuple
         if rejection:
             verdict = verify_by_rejection(rows, chooser, confirmed, drafts, probs)
         else:
-            verdict = verify(rows, chooser, confirmed, drafts)
+            (chosen,) = choose_tokens([Rows(rows, chooser, confirmed, drafts)], None)
+            assert isinstance(chosen, list), chosen
+            verdict = Verdict(chosen, len(chosen) - 1)
         confirmed += verdict.tokens
         accepted += verdict.num_accepted
     return tuple(confirmed[len(PROMPT) : len(PROMPT) + NUM_JUDGED]), accepted
