@@ -19,7 +19,7 @@ struct NibbleGroup {
 };
 static_assert(sizeof(NibbleGroup) == GROUP / 2 * STRIP + 4 * STRIP, "as Python packs it");
 
-constexpr int NIBBLE_GROUPS_AHEAD = 12;  // asked for before their use, as in linear.h
+constexpr int NIBBLE_GROUPS_AHEAD = 48;  // as GROUPS_AHEAD
 
 template <int R>
 void nibble_rows(const RowGroup* x, int64_t x_stride, const NibbleGroup* strip, int num_groups,
@@ -32,7 +32,7 @@ void nibble_rows(const RowGroup* x, int64_t x_stride, const NibbleGroup* strip, 
             const NibbleGroup& weights = strip[g];
             const char* ahead = reinterpret_cast<const char*>(strip + g + NIBBLE_GROUPS_AHEAD);
             for (size_t byte = 0; byte < sizeof(NibbleGroup); byte += 64)
-                __builtin_prefetch(ahead + byte);
+                __builtin_prefetch(ahead + byte, 0, SECOND_CACHE);
             NibbleSums whole[R][NIBBLE_STEP];
             for (int r = 0; r < R; r++)
                 for (int m = 0; m < NIBBLE_STEP; m++) whole[r][m] = no_products();

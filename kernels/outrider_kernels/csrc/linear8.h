@@ -25,7 +25,10 @@ struct WeightGroup {
 };
 static_assert(sizeof(WeightGroup) == GROUP * STRIP + 2 * STRIP, "as Python packs it");
 
-constexpr int GROUPS_AHEAD = 8;  // asked for before their use, as in linear.h
+// Groups whose weights are asked for ahead of their use, as in linear.h, but into the second cache:
+// so many do not fit into the first one beside the rows, and fewer come too late for several rows.
+constexpr int GROUPS_AHEAD = 32;
+constexpr int SECOND_CACHE = 2;  // of __builtin_prefetch
 
 INLINE void round_group(const float* x, int count, RowGroup& out) {
     constexpr int PARTS = GROUP / LANES;
@@ -67,7 +70,7 @@ void byte_rows(const RowGroup* x, int64_t x_stride, const WeightGroup* strip, in
             const WeightGroup& weights = strip[g];
             const char* ahead = reinterpret_cast<const char*>(strip + g + GROUPS_AHEAD);
             for (size_t byte = 0; byte < sizeof(WeightGroup); byte += 64)
-                __builtin_prefetch(ahead + byte);
+                __builtin_prefetch(ahead + byte, 0, SECOND_CACHE);
             Ints whole[R][BYTE_STEP];
             for (int r = 0; r < R; r++)
                 for (int m = 0; m < BYTE_STEP; m++) whole[r][m] = all_ints(x[r * x_stride + g].start);
