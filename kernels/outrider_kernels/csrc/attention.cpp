@@ -42,10 +42,11 @@ struct Rows {
     }
 };
 
-// A key tile: where its keys and values begin, from the cache's beginning.
+// A key tile: where the keys and values of a unit's first head begin, from the cache's beginning.
 struct Keys {
     int64_t places[KEY_TILE];
     int count;
+    int64_t num_heads;  // of the unit
 };
 
 // The two products, by themselves: once compiled, they do for every type of cache.
@@ -61,10 +62,6 @@ void add_values(const float* weights, const float* const* values, int num_keys, 
         weights, KEY_TILE, [=](int i) INLINE_LAMBDA { return values[i]; }, num_keys, sums, stride,
         num_rows, num_lanes);
 }
-
-// The next keys are asked for in so many portions a head, with work in between: a processor has only
-// so many requests to memory in flight.
-constexpr int64_t PREFETCH_PARTS = 4;
 
 // The work of one unit. Its heads take turns at each key tile: they lie next to each other there,
 // and memory is read from one end to the other. T is what the cache holds.
@@ -122,14 +119,22 @@ struct Attention {
             }
     }
 
-    // Those of the unit's first head.
-    Keys locate(int64_t key, int64_t end) const {
+    // One past the last key of a split that a tile of queries sees.
+    static int64_t end_of(const Tile& of, int64_t split) {
+        int64_t end = of.position + of.num_tokens, split_end = (split + 1) * SPLIT_KEYS;
+        return end < split_end ? end : split_end;
+    }
+
+    Keys locate(const Unit& of, int64_t split, int64_t key) const {
+        const Tile& queries_of = plan.tiles[of.tile];
+        int64_t end = end_of(queries_of, split);
         Keys keys_at;
         keys_at.count = static_cast<int>(end - key < KEY_TILE ? end - key : KEY_TILE);
-        const int64_t* block = plan.blocks + tile.table + key / plan.block_size;
+        keys_at.num_heads = of.head_end - of.head_begin;
+        const int64_t* block = plan.blocks + queries_of.table + key / plan.block_size;
         int64_t slot = key % plan.block_size;
         for (int k = 0; k < keys_at.count; k++) {
-            int64_t row = (*block * plan.block_size + slot) * kv_heads + unit.head_begin;
+            int64_t row = (*block * plan.block_size + slot) * kv_heads + of.head_begin;
             keys_at.places[k] = row * cached;
             if (++slot == plan.block_size) {
                 slot = 0;
@@ -139,10 +144,18 @@ struct Attention {
         return keys_at;
     }
 
+    // What is most likely read after a key tile: of this split, the next one, or the next unit's.
+    Keys locate_next(int64_t split, int64_t key) const {
+        if (key + KEY_TILE < end_of(tile, split)) return locate(unit, split, key + KEY_TILE);
+        if (split + 1 < unit.end) return locate(unit, split + 1, (split + 1) * SPLIT_KEYS);
+        const Unit* next = &unit + 1;
+        if (next < plan.units + plan.num_units) return locate(*next, next->begin, next->begin * SPLIT_KEYS);
+        return {};
+    }
+
     // The sums over one split of every row that sees it.
     void attend_split(int64_t split) const {
-        int64_t begin = split * SPLIT_KEYS, end = tile.position + tile.num_tokens;
-        if (end > begin + SPLIT_KEYS) end = begin + SPLIT_KEYS;
+        int64_t begin = split * SPLIT_KEYS, end = end_of(tile, split);
         for (int64_t head = unit.head_begin; head < unit.head_end; head++)
             for (int64_t row = first_row(begin); row < num_rows; row++) {
                 float* to = row_of(sums, head, row);
@@ -150,52 +163,51 @@ struct Attention {
                 rows.best(to) = -__builtin_inff();
                 rows.total(to) = 0.0f;
             }
-        Keys now = locate(begin, end), next;
-        for (int64_t key = begin; key < end; key += KEY_TILE, now = next) {
-            next.count = 0;
-            if (key + KEY_TILE < end) next = locate(key + KEY_TILE, end);
+        Keys now = locate(unit, split, begin);
+        for (int64_t key = begin; key < end; key += KEY_TILE) {
+            Keys next = locate_next(split, key);
             for (int64_t head = unit.head_begin; head < unit.head_end; head++)
                 attend_keys(head, key, now, next);
+            now = next;
         }
     }
 
-    // Ask for a share of the next keys and values, in the order in which they lie.
-    void prefetch(const Keys& next, int64_t part) const {
-        int64_t parts = num_heads * PREFETCH_PARTS;
-        int64_t bytes = num_heads * cached * static_cast<int64_t>(sizeof(T));
-        int64_t begin = next.count * part / parts, end = next.count * (part + 1) / parts;
-        for (const void* cache : {job.cache.keys, job.cache.values})
-            for (int64_t k = begin; k < end; k++) {
-                const T* place = static_cast<const T*>(cache) + next.places[k];
-                auto* row = reinterpret_cast<const char*>(place);
-                for (int64_t b = 0; b < bytes; b += 64) __builtin_prefetch(row + b);
-            }
+    // Ask for one of the next keys and its values: of the lines that they take the share of a head.
+    // Always inlined: a compiler leaves out calls of a function that changes nothing.
+    __attribute__((always_inline)) void prefetch(const Keys& next, int k, int64_t head) const {
+        if (k >= next.count) return;
+        int64_t bytes = next.num_heads * cached * static_cast<int64_t>(sizeof(T));
+        for (const void* cache : {job.cache.keys, job.cache.values}) {
+            auto* row = reinterpret_cast<const char*>(static_cast<const T*>(cache) + next.places[k]);
+            for (int64_t b = head * CACHE_LINE; b < bytes; b += num_heads * CACHE_LINE)
+                __builtin_prefetch(row + b, 0, SECOND_CACHE);
+        }
     }
 
     void attend_keys(int64_t head, int64_t key, const Keys& now, const Keys& next) const {
         const int64_t* places = now.places;
         int num_keys = now.count;
         int64_t offset = (head - unit.head_begin) * cached;
-        int64_t part = (head - unit.head_begin) * PREFETCH_PARTS;
-        prefetch(next, part);
         const T* k_rows[KEY_TILE];
         for (int k = 0; k < num_keys; k++)
             k_rows[k] = static_cast<const T*>(job.cache.keys) + places[k] + offset;
         transpose_keys(k_rows, num_keys, width, keys);
 
-        prefetch(next, part + 1);
         int64_t first = first_row(key), count = num_rows - first;
         score_keys(queries + ((head - unit.head_begin) * num_rows + first) * width, width, keys,
                    num_keys, scores + first * KEY_TILE, static_cast<int>(count));
-        prefetch(next, part + 2);
         for (int64_t row = first; row < num_rows; row++)
             weigh(scores + row * KEY_TILE, row_of(sums, head, row),
                   static_cast<int>(tile.position + row / group - key + 1), num_keys);
 
-        prefetch(next, part + 3);
         const float* v_rows[KEY_TILE];
-        for (int k = 0; k < num_keys; k++)
+        // What comes next is asked for a few lines at a time, with work in between: a processor has
+        // only so many requests to memory in flight.
+        for (int k = 0; k < num_keys; k++) {
+            prefetch(next, k, head - unit.head_begin);
             v_rows[k] = value_row(static_cast<const T*>(job.cache.values) + places[k] + offset, k);
+        }
+        for (int k = num_keys; k < next.count; k++) prefetch(next, k, head - unit.head_begin);
         add_values(scores + first * KEY_TILE, v_rows, num_keys, row_of(sums, head, first),
                    rows.stride, static_cast<int>(count), static_cast<int>(rows.width / LANES));
     }

@@ -19,6 +19,8 @@
 namespace {
 
 constexpr int LANES = 16;
+constexpr int CACHE_LINE = 64;   // bytes
+constexpr int SECOND_CACHE = 2;  // where __builtin_prefetch puts what it asks for
 
 struct bf16 {
     uint16_t bits;

@@ -28,7 +28,6 @@ static_assert(sizeof(WeightGroup) == GROUP * STRIP + 2 * STRIP, "as Python packs
 // Groups whose weights are asked for ahead of their use, as in linear.h, but into the second cache:
 // so many do not fit into the first one beside the rows, and fewer come too late for several rows.
 constexpr int GROUPS_AHEAD = 32;
-constexpr int SECOND_CACHE = 2;  // of __builtin_prefetch
 
 INLINE void round_group(const float* x, int count, RowGroup& out) {
     constexpr int PARTS = GROUP / LANES;
