@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from typing import Any
 
 NO_GPU = 2
+PRECISIONS = (("bfloat16", "auto"), ("float32", "auto"), ("bfloat16", "int8"), ("bfloat16", "e4m3"))
+"""dtype and kv_dtype of a model with drafts and without."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,12 +65,12 @@ def run(device: str) -> dict[str, Any]:
     report["wrong_kernels"] = {check.name: check.error for check in checks if not check.ok}
     _say(began, f"{len(checks)} checks of kernels, {len(report['wrong_kernels'])} wrong")
     ok = not report["wrong_kernels"]
-    for dtype in ("bfloat16", "float32"):
-        model, is_real = small_model(dtype, device, "triton")
+    for dtype, kv_dtype in PRECISIONS:
+        model, is_real = small_model(dtype, device, "triton", kv_dtype)
         found = check_same_output(model)
-        report[f"same_output_{dtype}"] = {"real_weights": is_real, **found}
+        report[f"same_output_{dtype}_{kv_dtype}"] = {"real_weights": is_real, **found}
         ok &= not any(each["differing"] for each in found.values())
-        _say(began, f"with and without drafts in {dtype}: {found}")
+        _say(began, f"with and without drafts in {dtype}, cache {kv_dtype}: {found}")
     report["gb_s"] = round(read_gb_s(place))
     large = random_model(CONFIG_8B, torch.bfloat16, place, "triton")
     report["steps_8b"] = check_speed(large, report["gb_s"])

@@ -46,19 +46,27 @@ CONFIG_8B = ModelConfig(
 )
 
 
-def small_model(dtype: str, device: str, kernels: str) -> tuple[LlamaModel, bool]:
+def small_model(
+    dtype: str, device: str, kernels: str, kv_dtype: str = "auto"
+) -> tuple[LlamaModel, bool]:
     """SmolLM2, and whether its weights are the real ones; no others are looked for."""
     try:
         folder = resolve(SMOLLM2)
-        return LlamaModel.load(folder, dtype, device, kernels), True
+        return LlamaModel.load(folder, dtype, device, kernels, kv_dtype), True
     except (NotFetched, ImportError) as reason:
         print(f"random weights in place of {SMOLLM2}: {reason}", flush=True)
-    place = torch.device(device)
-    return random_model(SMOLLM2_CONFIG, getattr(torch, dtype), place, kernels), False
+    made = random_model(
+        SMOLLM2_CONFIG, getattr(torch, dtype), torch.device(device), kernels, kv_dtype
+    )
+    return made, False
 
 
 def random_model(
-    config: ModelConfig, dtype: torch.dtype, device: torch.device, kernels: str
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: torch.device,
+    kernels: str,
+    kv_dtype: str = "auto",
 ) -> LlamaModel:
     """A model of a size, with weights whose sums stay as large as their inputs."""
     generator = torch.Generator(device).manual_seed(0)
@@ -90,4 +98,6 @@ def random_model(
             tensors[f"{prefix}.{name}.weight"] = torch.ones(hidden, device=device)
         for name, (num_out, num_in) in sizes.items():
             tensors[f"{prefix}.{name}.weight"] = matrix(num_out, num_in)
-    return LlamaModel(config, tensors, weights_fingerprint="random", kernels=kernels)
+    return LlamaModel(
+        config, tensors, weights_fingerprint="random", kernels=kernels, kv_dtype=kv_dtype
+    )

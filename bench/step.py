@@ -118,7 +118,7 @@ def load(folder: Path, dtype: str, context: int, kernels: str, rows: Sequence[in
     num_blocks = max(rows) * blocks_each
     tables = np.random.default_rng(0).permutation(num_blocks).reshape(-1, blocks_each).tolist()
     runner = Runner(model, num_blocks, BLOCK_SIZE)
-    for tensor in (*runner.cache.keys, *runner.cache.values):
+    for tensor in runner.cache.tensors:
         tensor.normal_()
     batches = {count: batch_of(count, context, tables) for count in rows}
     for batch in batches.values():

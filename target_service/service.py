@@ -14,7 +14,7 @@ import structlog
 from outrider.engine.block_pool import BLOCK_SIZE, BlockPool
 from outrider.engine.device import free_bytes
 from outrider.engine.fingerprints import token_table_hash
-from outrider.engine.memory import PoolSize, block_bytes
+from outrider.engine.memory import PoolSize
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import numerics_id, prepare_cpu
 from outrider.engine.runner import Runner
@@ -166,7 +166,7 @@ class TargetService:
         size = PoolSize(
             settings.kv_tokens, settings.kv_blocks, settings.kv_bytes, settings.kv_fraction
         )
-        each = block_bytes(model.config, BLOCK_SIZE, model.kv_dtype)
+        each = model.block_bytes(BLOCK_SIZE)
         num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
         loaded_s = time.monotonic()
         runner = Runner(model, num_blocks, BLOCK_SIZE)
@@ -178,7 +178,7 @@ class TargetService:
             weights_fingerprint=model.weights_fingerprint,
             numerics_id=numerics_id(model),
             precision=model.precision,
-            kv_dtype=runner.cache.kv_dtype,
+            kv_dtype=model.kv_dtype,
             block_bytes=runner.cache.block_bytes,
         )
         give_back_memory()

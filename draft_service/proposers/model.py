@@ -24,7 +24,7 @@ from outrider.engine.choosing import Rows, choose_tokens
 from outrider.engine.config import ModelConfig
 from outrider.engine.device import free_bytes
 from outrider.engine.fingerprints import token_table_hash
-from outrider.engine.memory import PoolSize, block_bytes
+from outrider.engine.memory import PoolSize
 from outrider.engine.model import LlamaModel
 from outrider.engine.numerics import prepare_cpu
 from outrider.engine.rejection import draw_draft
@@ -126,9 +126,8 @@ class ModelProposer:
 
     def pool(self) -> PoolReport | None:
         """The paged cache, checked now."""
-        cache = self._runner.cache
-        report = self._plan.report()
-        return dataclasses.replace(report, kv_dtype=cache.kv_dtype, block_bytes=cache.block_bytes)
+        kv_dtype, block_bytes = self._runner.model.kv_dtype, self._runner.cache.block_bytes
+        return dataclasses.replace(self._plan.report(), kv_dtype=kv_dtype, block_bytes=block_bytes)
 
     def shutdown(self) -> None:
         """The running step ends, and the thread with it."""
@@ -208,7 +207,7 @@ def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
         folder, settings.dtype, settings.device, settings.kernels, settings.kv_dtype
     )
     model.set_spin(settings.spin_us)
-    each = block_bytes(model.config, BLOCK_SIZE, model.kv_dtype)
+    each = model.block_bytes(BLOCK_SIZE)
     size = PoolSize(tokens=settings.kv_tokens)
     num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
     loaded_s = time.monotonic()

@@ -69,8 +69,11 @@ class Ops:
     silu_mul: Callable[[torch.Tensor], torch.Tensor]
     rotate_and_write: Callable[..., torch.Tensor]
     plan_attention: Callable[..., Plan]
-    paged_attention: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, Any], torch.Tensor]
+    paged_attention: Callable[..., torch.Tensor]
     """With a plan of this `plan_attention`."""
+    scales_apart: bool = False
+    """Where a cache in 8 bits has its scales: in tensors beside it (kv_scaled.py), which both of
+    the above then take as their last arguments, keys' first; or in its rows (kv_rows.py)."""
     set_spin: Callable[[int], None] | None = None
     """Of threads of its own: how many microseconds one that waits for others keeps its core busy
     before it sleeps. None: there are only torch's, which are told before torch is loaded."""
@@ -103,18 +106,23 @@ def select_ops(
 
     kernels is one of KERNELS, rounding one of ROUNDINGS. On a GPU "auto" is Triton's kernels where
     they are known to fit the chip and the model's shape, and else the CPU's plain torch: right, and
-    far from what the device could do.
+    far from what the device could do. A cache in e4m3 is Triton's alone: then "auto" insists on it.
     """
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"no operations for device {device.type!r}, only for 'cpu' and 'cuda'")
     if kernels not in KERNELS:
         raise ValueError(f"kernels must be {' or '.join(KERNELS)}, got {kernels!r}")
+    wanted = "Triton's kernels"
+    if shape is not None and shape.kv_dtype == torch.float8_e4m3fn:
+        if kernels == "torch":
+            raise ValueError("a cache in e4m3 needs Triton's kernels, not plain torch")
+        kernels, wanted = "triton", "a cache in e4m3 needs Triton's kernels, which"
     if kernels == "torch":
         return _torch_ops(device, rounding, "as asked for")
     if kernels == "triton" or device.type == "cuda":
         reason = why_not_on(device) or why_not_for(shape)
         if kernels == "triton" and reason:
-            raise ValueError(f"Triton's kernels cannot be used: {reason}")
+            raise ValueError(f"{wanted} cannot be used: {reason}")
         if device.type == "cuda":
             untried = reason or why_not_tried_on(device)
             if kernels == "auto" and untried:
@@ -178,6 +186,7 @@ def _triton_ops(device: torch.device, rounding: str | None, shape: ModelShape) -
         rotate_and_write=rotary_write.rotate_and_write,
         plan_attention=partial(work.plan_attention, max_tile=largest_tile(shape)),
         paged_attention=attention.paged_attention,
+        scales_apart=True,
         first_steps=(0, INVARIANT_SPLIT),
     )
 

@@ -86,7 +86,15 @@ def _check(
         return
     precision = choose_precision(settings.dtype, settings.device)
     kv_dtype = choose_kv_precision(settings.kv_dtype, precision)
-    yield _memory(service, config, parameters, pool, precision, kv_dtype, free)
+    on_gpu = settings.device != "cpu" and settings.kernels != "torch"
+    uses_triton = on_gpu or settings.kernels == "triton"
+    if kv_dtype == "e4m3" and not uses_triton:
+        text = "a cache in e4m3 needs Triton's kernels, on a GPU"
+        yield problem(f"{service} memory", text, f"set [{service}] kv_dtype to auto or int8")
+        return
+    # Triton's have scales apart. A model that they do not fit has rows that are up to 3 % longer.
+    per_block = block_bytes(config, BLOCK_SIZE, kv_dtype, scales_apart=uses_triton)
+    yield _memory(service, config, parameters, pool, precision, per_block, free)
 
 
 def free_bytes_of(device: str) -> int:
@@ -166,7 +174,7 @@ def _memory(
     parameters: int,
     pool: PoolSize,
     precision: str,
-    kv_dtype: str,
+    per_block: int,
     free: int,
 ) -> Finding:
     topic = f"{service} memory"
@@ -181,7 +189,6 @@ def _memory(
     if weights > free:
         text = f"the weights need {weights / MIB:.0f} MiB, {free / MIB:.0f} MiB are free"
         return problem(topic, text, advice)
-    per_block = block_bytes(config, BLOCK_SIZE, kv_dtype)
     try:
         num_blocks = pool.num_blocks(per_block, BLOCK_SIZE, free - weights)
     except DoesNotFit as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from outrider.engine.memory import free_host_bytes
-from outrider.engine.precision import EITHER
+from outrider.engine.precision import AUTO, EITHER
 from outrider.model_error import ModelError
 
 DTYPES = {
@@ -16,6 +16,9 @@ DTYPES = {
 }
 """Of activations. In int8 only matrices are: weights, and the rows of each product. In int4 weights
 are, but for the tables, which are int8 like the rows of each product."""
+
+KV_DTYPES = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
+"""Of keys and values in the cache that are rounded."""
 
 
 def parse_dtype(name: str) -> torch.dtype:
@@ -35,9 +38,9 @@ def rounding_of(name: str) -> str | None:
 
 def parse_kv_dtype(name: str, activations: torch.dtype) -> torch.dtype:
     """Of keys and values in the cache, "auto" as activations are; ModelError for any other name."""
-    if name not in ("auto", "int8"):
-        raise ModelError(f"kv_dtype must be auto or int8, got {name!r}")
-    return torch.int8 if name == "int8" else activations
+    if name != AUTO and name not in KV_DTYPES:
+        raise ModelError(f"kv_dtype must be auto, int8 or e4m3, got {name!r}")
+    return KV_DTYPES.get(name, activations)
 
 
 def parse_device(name: str) -> torch.device:

@@ -2,8 +2,11 @@
 
     keys[layer], values[layer]    [num_blocks, block_size, kv_heads, head_dim]
 
-In int8 the last dimension is a little longer: scales stand behind the values they belong to (see
-outrider_kernels/kv_rows.py), so a block is still one piece of each tensor.
+In 8 bits there are scales too, where the operations want them (`Ops.scales_apart`): behind the
+values they belong to, so that the last dimension is a little longer (outrider_kernels/kv_rows.py);
+or beside them (outrider_kernels/kv_scaled.py):
+
+    scales[layer]                 the keys' and the values', [num_blocks, block_size, kv_heads]
 
 Who owns a block is the pool's matter; a slot that no sequence has written holds anything.
 """
@@ -29,20 +32,32 @@ class KVCache:
         block_size: int,
         dtype: torch.dtype,
         device: torch.device,
+        *,
+        scales_apart: bool = False,
     ) -> None:
-        row_size = kv_row_size(config.head_dim, dtype)
-        shape = (num_blocks, block_size, config.num_kv_heads, row_size)
-        self.kv_dtype = str(dtype).removeprefix("torch.")
+        row_size = config.head_dim if scales_apart else kv_row_size(config.head_dim, dtype)
+        slots = (num_blocks, block_size, config.num_kv_heads)
+        shape = (*slots, row_size)
         self.num_blocks = num_blocks
         self.block_size = block_size  # tokens
         layers = range(config.num_layers)
         self.keys = [_zeros(shape, dtype, device) for _ in layers]
         self.values = [_zeros(shape, dtype, device) for _ in layers]
+        num_scales = 2 if scales_apart and dtype.itemsize == 1 else 0
+        self.scales = [
+            tuple(_zeros(slots, torch.float32, device) for _ in range(num_scales)) for _ in layers
+        ]
+        """Of each layer: keys' and values', float32; nothing where there are none apart."""
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All of them; a block is one piece of each."""
+        return [*self.keys, *self.values, *(each for pair in self.scales for each in pair)]
 
     @property
     def block_bytes(self) -> int:
         """Memory of a block, in all layers."""
-        return sum(each.nbytes for each in (*self.keys, *self.values)) // self.num_blocks
+        return sum(each.nbytes for each in self.tensors) // self.num_blocks
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outrider.engine.config import ModelConfig
-from outrider_kernels.kv_layout import int8_row_bytes
+from outrider_kernels.kv_layout import apart_row_bytes, int8_row_bytes
 
 DEFAULT_TOKENS = 16384
 KV_BYTES = {"float32": 4, "bfloat16": 2}
-"""Of a number in the cache, where it is not rounded to int8."""
+"""Of a number in the cache, where it is not rounded to 8 bits."""
 
 
 class DoesNotFit(ValueError):
@@ -61,16 +61,19 @@ class PoolSize:
         return count
 
 
-def kv_row_bytes(head_dim: int, kv_dtype: str) -> int:
-    """Bytes of one token's key, or value, of one KV head; kv_dtype is one of KV_BYTES or "int8"."""
-    if kv_dtype == "int8":
-        return int8_row_bytes(head_dim)
-    return head_dim * KV_BYTES[kv_dtype]
+def kv_row_bytes(head_dim: int, kv_dtype: str, scales_apart: bool) -> int:
+    """Bytes of one token's key, or value, of one KV head, with its scales.
+
+    kv_dtype is one of KV_BYTES, "int8" or "e4m3"; scales_apart as `Ops` has it.
+    """
+    if kv_dtype in KV_BYTES:
+        return head_dim * KV_BYTES[kv_dtype]
+    return apart_row_bytes(head_dim) if scales_apart else int8_row_bytes(head_dim)
 
 
-def block_bytes(config: ModelConfig, block_size: int, kv_dtype: str) -> int:
+def block_bytes(config: ModelConfig, block_size: int, kv_dtype: str, scales_apart: bool) -> int:
     """Bytes of one block: keys and values of every layer."""
-    row_bytes = kv_row_bytes(config.head_dim, kv_dtype)
+    row_bytes = kv_row_bytes(config.head_dim, kv_dtype, scales_apart)
     return 2 * config.num_layers * config.num_kv_heads * row_bytes * block_size
 
 

@@ -19,8 +19,9 @@ from outrider.engine.device import parse_device, parse_dtype, parse_kv_dtype, ro
 from outrider.engine.fingerprints import num_tokens, weights_fingerprint
 from outrider.engine.kv_cache import KVCache
 from outrider.engine.layers import Layer, Projection, TensorReader, read_layer
+from outrider.engine.memory import block_bytes
 from outrider.engine.numerics import choose_row_plan
-from outrider.engine.precision import EITHER, choose_precision, kept_precision
+from outrider.engine.precision import AUTO, EITHER, choose_precision, kept_precision
 from outrider.engine.weights import load_weights
 from outrider.model_error import ModelError
 from outrider_kernels.model_shape import ModelShape
@@ -55,7 +56,7 @@ class LlamaModel:
     ) -> None:
         """Take the checkpoint's tensors; empties `tensors`, so that none is held twice.
 
-        kernels, rounding: as for `select_ops`. kv_dtype: "auto" or "int8".
+        kernels, rounding: as for `select_ops`. kv_dtype: "auto", "int8" or "e4m3".
         """
         self.config = config
         self.weights_fingerprint = weights_fingerprint
@@ -65,7 +66,7 @@ class LlamaModel:
         """Of activations, and of weights unless they are rounded; sums, norms, softmax and logits
         are float32."""
         self._kv_dtype = parse_kv_dtype(kv_dtype, self.dtype)
-        self.kv_dtype = str(self._kv_dtype).removeprefix("torch.")
+        self.kv_dtype = str(self.dtype).removeprefix("torch.") if kv_dtype == AUTO else kv_dtype
         """Of keys and values in the cache."""
         ops = self._select_ops(kernels, rounding)
         reader = TensorReader(tensors, ops.pack)
@@ -161,7 +162,18 @@ class LlamaModel:
 
     def new_cache(self, num_blocks: int, block_size: int) -> KVCache:
         """An empty cache of the model's shape."""
-        return KVCache(self.config, num_blocks, block_size, self._kv_dtype, self.device)
+        return KVCache(
+            self.config,
+            num_blocks,
+            block_size,
+            self._kv_dtype,
+            self.device,
+            scales_apart=self.ops.scales_apart,
+        )
+
+    def block_bytes(self, block_size: int) -> int:
+        """Memory of a block of such a cache, before there is one."""
+        return block_bytes(self.config, block_size, self.kv_dtype, self.ops.scales_apart)
 
     def forward(self, step: StepInput, cache: KVCache) -> torch.Tensor:
         """Write the tokens' keys and values and return logits, float32 [num_logits, vocab]."""
@@ -217,11 +229,12 @@ class LlamaModel:
         queries_keys = qkv[:, :num_rotated]
         if layer.query_key_norm is not None:
             queries_keys = ops.rms_norm(queries_keys, layer.query_key_norm, config.rms_norm_eps)
-        k_cache, v_cache = cache.keys[index], cache.values[index]
+        values = qkv[:, num_rotated:]
+        k_cache, v_cache, scales = cache.keys[index], cache.values[index], cache.scales[index]
         q = ops.rotate_and_write(
-            queries_keys, qkv[:, num_rotated:], cos, signed_sin, k_cache, v_cache, step.slots
+            queries_keys, values, cos, signed_sin, k_cache, v_cache, step.slots, *scales
         )
-        out = ops.paged_attention(q, k_cache, v_cache, step.attention)
+        out = ops.paged_attention(q, k_cache, v_cache, step.attention, *scales)
         projection = layer.attention_out
         return ops.linear(out.view(num_rows, -1), projection.weight, projection.bias)
 

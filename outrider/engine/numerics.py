@@ -128,8 +128,8 @@ def numerics_id(model: LlamaModel) -> str:
         f"kernels {KERNELS_VERSION} {model.ops.name} {rows}",
         f"noise {NOISE_VERSION}",
     ]
-    if model.kv_dtype == "int8":
-        parts.append("kv int8")
+    if model.kv_dtype in ("int8", "e4m3"):
+        parts.append(f"kv {model.kv_dtype}")
     if model.device.type == "cuda":
         parts.append(f"cuda {torch.version.cuda} {torch.cuda.get_device_name(model.device)}")
     digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

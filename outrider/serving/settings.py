@@ -38,7 +38,7 @@ OTHER_VARIABLES = {
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 DTYPES = ("auto", "float32", "bfloat16", "int8", "int4")
-KV_DTYPES = ("auto", "int8")
+KV_DTYPES = ("auto", "int8", "e4m3")
 KERNELS = ("auto", "torch", "triton")
 
 
@@ -199,7 +199,8 @@ class TargetSettings(_Checked):
     )
     kv_dtype: str = setting(
         "auto",
-        "Of keys and values in it: auto, as the activations are; or int8, half of bfloat16.",
+        "Of keys and values in it: auto, as the activations are; int8, half of bfloat16; or e4m3, "
+        "as small, with Triton's kernels alone.",
         choices=KV_DTYPES,
     )
     prefix_cache: bool = setting(True, "Reuse keys and values of equal beginnings.")

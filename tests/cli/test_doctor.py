@@ -199,6 +199,18 @@ def test_an_int8_cache_takes_about_half_of_bfloat16(model: Path) -> None:
     flags = ("--target-dtype=bfloat16", "--target-kv-dtype=int8", "--target-kv-tokens=65536")
     text = Doctor(model, *flags).find("target memory", "ok")["text"]
     assert "and 9 MiB of cache for 65536 tokens" in text
+    text = Doctor(model, *flags, "--target-kernels=triton").find("target memory", "ok")["text"]
+    assert "and 10 MiB of cache for 65536 tokens" in text  # a scale of four bytes
+
+
+def test_a_cache_in_e4m3_is_for_tritons_kernels(model: Path) -> None:
+    """A problem before the start; where they compute, as small as int8."""
+    e4m3 = "--target-kv-dtype=e4m3"
+    found = Doctor(model, e4m3).find("target memory", "problem")
+    assert "needs Triton's kernels" in found["text"] and "kv_dtype" in found["advice"]
+    flags = (e4m3, "--target-kernels=triton", "--target-kv-tokens=65536")
+    text = Doctor(model, *flags).find("target memory", "ok")["text"]
+    assert "and 10 MiB of cache for 65536 tokens" in text
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def runner_with(monkeypatch: pytest.MonkeyPatch, folder: Path, precision: str, o
         config, tensors, weights_fingerprint="", rounding=rounding, kv_dtype=kv_dtype
     )
     runner = Runner(model, 40)
-    for tensor in [*runner.cache.keys, *runner.cache.values]:
+    for tensor in runner.cache.tensors:
         tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
     return runner
 

@@ -25,6 +25,12 @@ NUM_BLOCKS = 96
 NUM_MIXES = 1 if are_interpreted() else 6
 LONGEST = 20 if are_interpreted() else 150
 """Tokens of a text."""
+CACHES_IN_8_BITS = (
+    [("bfloat16", "int8"), ("int8", "e4m3")]
+    if are_interpreted()
+    else [("float32", "int8"), ("int8", "int8")]
+)
+"""dtype and kv_dtype."""
 
 
 class Text:
@@ -43,7 +49,7 @@ class Text:
 
 def poison(runner: Runner) -> None:
     """NaN in every slot: whoever reads one that was not written shows it."""
-    for tensor in [*runner.cache.keys, *runner.cache.values]:
+    for tensor in runner.cache.tensors:
         # In int8 all bits set: a scale of such bytes is NaN.
         tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
 
@@ -98,17 +104,16 @@ def rounded_runner(
     return Runner(model, NUM_BLOCKS)
 
 
-@pytest.fixture(scope="module", params=["float32", "int8"])
-def int8_cache_runner(
+@pytest.fixture(scope="module", params=CACHES_IN_8_BITS, ids="-".join)
+def small_cache_runner(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernels: str
 ) -> Runner:
-    """The same with keys and values in int8, of heads that are no whole groups."""
-    if kernels == "triton":
-        pytest.skip("Triton's kernels have another layout of an int8 cache")
+    """The same with keys and values in 8 bits, of heads that are no whole groups."""
+    dtype, kv_dtype = request.param
     folder = make_tiny_model(
-        tmp_path_factory.mktemp("int8-cache"), hidden_size=72, heads=9, kv_heads=3, head_dim=40
+        tmp_path_factory.mktemp("small-cache"), hidden_size=72, heads=9, kv_heads=3, head_dim=40
     )
-    model = LlamaModel.load(folder, request.param, kernels=kernels, kv_dtype="int8")
+    model = LlamaModel.load(folder, dtype, kernels=kernels, kv_dtype=kv_dtype)
     return Runner(model, NUM_BLOCKS)
 
 
@@ -199,12 +204,12 @@ def test_any_mix_gives_the_same_bits_when_rounded(rounded_runner: Runner, seed: 
 
 @pytest.mark.usefixtures("restore_threads")
 @pytest.mark.parametrize("seed", range(min(4, NUM_MIXES)))
-def test_any_mix_gives_the_same_bits_with_an_int8_cache(
-    int8_cache_runner: Runner, seed: int
+def test_any_mix_gives_the_same_bits_with_a_cache_in_8_bits(
+    small_cache_runner: Runner, seed: int
 ) -> None:
-    """The same with keys and values in int8: each is rounded by its own values alone."""
+    """The same with keys and values in 8 bits: each is rounded by its own values alone."""
     rng = random.Random(seed)
-    run_random_mix(int8_cache_runner, seed, random_lengths(rng))
+    run_random_mix(small_cache_runner, seed, random_lengths(rng))
 
 
 @pytest.mark.usefixtures("restore_threads")

@@ -80,14 +80,14 @@ def test_some_mixes_give_the_same_bits(smollm2_folder: Path, dtype: str, count: 
 
 
 @pytest.mark.timeout(120)  # loads transformers to make one
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_some_mixes_of_a_tiny_model_give_the_same_bits(tmp_path: Path, dtype: str) -> None:
+@pytest.mark.parametrize("precision", ["float32", "bfloat16", "bfloat16+int8-cache"])
+def test_some_mixes_of_a_tiny_model_give_the_same_bits(tmp_path: Path, precision: str) -> None:
     """One of the shapes that every implementation has."""
     folder = make_tiny_model(tmp_path, head_dim=64)
     if are_interpreted():  # too slow for all that a mix must have
-        play(folder, dtype, range(2), num_texts=2, longest=20, most_new=6, is_complete=False)
+        play(folder, precision, range(2), num_texts=2, longest=20, most_new=6, is_complete=False)
     else:
-        play(folder, dtype, range(12), num_texts=4, longest=40, most_new=8)
+        play(folder, precision, range(12), num_texts=4, longest=40, most_new=8)
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from outrider.engine.memory import block_bytes
 from tests.support.tiny_models import make_tiny_model
 
 BLOCK_SIZE = 16
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.int8}
 
 
 @pytest.fixture
@@ -42,11 +43,24 @@ def test_layers_are_zero_and_do_not_share(config: ModelConfig, dtype: torch.dtyp
 
 def test_rows_in_int8_have_their_scales_behind_them(config: ModelConfig) -> None:
     """A block is still one piece of each tensor, and takes what was counted on."""
-    for dtype in (torch.float32, torch.bfloat16, torch.int8):
+    for name, dtype in DTYPES.items():
         cache = KVCache(config, 3, BLOCK_SIZE, dtype, torch.device("cpu"))
-        assert cache.block_bytes == block_bytes(config, BLOCK_SIZE, cache.kv_dtype)
+        assert cache.block_bytes == block_bytes(config, BLOCK_SIZE, name, scales_apart=False)
+        assert cache.tensors == [*cache.keys, *cache.values]
     row_size = config.head_dim + 2 * -(-config.head_dim // 32)
     assert [list(t.shape) for t in cache.keys] == [[3, BLOCK_SIZE, 2, row_size]] * 2
+
+
+def test_scales_apart_are_tensors_of_each_layer(config: ModelConfig) -> None:
+    """Of 8 bits only; rows are then values alone, and a block takes what was counted on."""
+    for name, dtype in (DTYPES | {"e4m3": torch.float8_e4m3fn}).items():
+        cache = KVCache(config, 3, BLOCK_SIZE, dtype, torch.device("cpu"), scales_apart=True)
+        assert cache.block_bytes == block_bytes(config, BLOCK_SIZE, name, scales_apart=True)
+        assert cache.keys[0].shape == (3, BLOCK_SIZE, 2, config.head_dim)
+        scales = [scale for pair in cache.scales for scale in pair]
+        assert len(scales) == (4 if name in ("int8", "e4m3") else 0)
+        assert all(s.dtype == torch.float32 and s.shape == (3, BLOCK_SIZE, 2) for s in scales)
+        assert len({tensor.data_ptr() for tensor in cache.tensors}) == 4 + len(scales)
 
 
 def test_blocks_that_nothing_has_written_take_no_memory(config: ModelConfig) -> None:

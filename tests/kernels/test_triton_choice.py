@@ -80,7 +80,10 @@ def test_chips_of_other_makers_are_not_mistaken(
     [
         ({"head_dim": 72}, "no forms for heads of 72 values in bfloat16"),
         ({"head_dim": 32}, "no forms for heads of 32 values in bfloat16"),
-        ({"kv_dtype": torch.int8}, "kv_dtype auto"),
+        (
+            {"dtype": torch.float32, "kv_dtype": torch.int8},
+            "no forms for heads of 64 values in float32 with a cache in 8 bits",
+        ),
         ({"num_heads": 65, "kv_heads": 1}, "65 heads share a KV head, at most 64"),
         ({"hidden_size": 16392}, "16392 values, at most 16384"),
         ({"hidden_size": 1028}, "1028 values, at most 1024"),
@@ -100,6 +103,28 @@ def test_models_that_do_not_fit_say_why(
     assert reason in caplog.text
     with pytest.raises(ValueError, match=reason):
         ops.select_ops(CUDA, "triton", shape=shape)
+
+
+def test_a_cache_in_8_bits_has_its_scales_apart(gpu: Callable[[int, int], None]) -> None:
+    """As Triton's kernels read them; plain torch on the same device has them in its rows."""
+    gpu(9, 0)
+    for kv_dtype in (torch.int8, torch.float8_e4m3fn):
+        assert ops.select_ops(CUDA, shape=replace(SHAPE, kv_dtype=kv_dtype)).scales_apart
+    assert not ops.select_ops(CUDA, "torch", shape=replace(SHAPE, kv_dtype=torch.int8)).scales_apart
+
+
+def test_a_cache_in_e4m3_is_not_had_without_them(
+    gpu: Callable[[int, int], None], tiny_model: Path
+) -> None:
+    """Nothing takes their place: an error with the reason, whatever was asked for."""
+    with pytest.raises(ModelError, match="e4m3 needs Triton's kernels, which.*: they need a GPU"):
+        LlamaModel.load(tiny_model, kv_dtype="e4m3")
+    gpu(9, 0)
+    e4m3 = replace(SHAPE, kv_dtype=torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match="e4m3 needs Triton's kernels, not plain torch"):
+        ops.select_ops(CUDA, "torch", shape=e4m3)
+    with pytest.raises(ValueError, match="e4m3 needs.*no forms for heads of 72 values"):
+        ops.select_ops(CUDA, shape=replace(e4m3, head_dim=72))
 
 
 def test_groups_of_float32_are_smaller() -> None:

@@ -68,7 +68,7 @@ def chooser_of(runner: Runner, sampling: SamplingParams, prompt_len: int) -> Tok
 
 def poison(runner: Runner) -> None:
     """NaN in every slot: whoever reads one that was not written shows it."""
-    for tensor in [*runner.cache.keys, *runner.cache.values]:
+    for tensor in runner.cache.tensors:
         # In int8 all bits set: a scale of such bytes is NaN.
         tensor.fill_(torch.nan if tensor.is_floating_point() else -1)
 

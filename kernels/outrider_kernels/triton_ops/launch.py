@@ -14,6 +14,7 @@ TYPES = {
     torch.float32: "fp32",
     torch.int8: "i8",
     torch.uint8: "u8",
+    torch.float8_e4m3fn: "u8",  # kernels see the bits
     torch.int32: "i32",
     torch.int64: "i64",
 }

@@ -49,12 +49,11 @@ def why_not_for(shape: ModelShape | None) -> str | None:
     """Why a model's steps are in no table."""
     if shape is None:
         return "nothing is known of the model"
-    if shape.kv_dtype != shape.dtype:
-        return "a cache in int8 is laid out for a CPU; use kv_dtype auto"
     tile, group = largest_tile(shape), shape.num_heads // shape.kv_heads
     if not tile:
         name = str(shape.dtype).removeprefix("torch.")
-        return f"there are no forms for heads of {shape.head_dim} values in {name}"
+        cache = "" if shape.kv_dtype == shape.dtype else " with a cache in 8 bits"
+        return f"there are no forms for heads of {shape.head_dim} values in {name}{cache}"
     if group > min(tile, MAX_GROUP):
         return f"{group} heads share a KV head, at most {min(tile, MAX_GROUP)} may"
     widest = UNALIGNED_BLOCK if shape.hidden_size % 8 else NORM_BLOCKS[-1]

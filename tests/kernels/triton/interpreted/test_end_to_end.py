@@ -31,13 +31,16 @@ SETTINGS: list[dict[str, float]] = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(("dtype", "draft_seed"), [("float32", 0), ("bfloat16", 1)])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype", "draft_seed"),
+    [("float32", "auto", 0), ("bfloat16", "auto", 1), ("bfloat16", "int8", 0)],
+)
 async def test_ids_are_equal_with_and_without_drafts(
-    tmp_path: Path, dtype: str, draft_seed: int
+    tmp_path: Path, dtype: str, kv_dtype: str, draft_seed: int
 ) -> None:
     """Two requests at once, greedy and seeded; the drafter is a twin or a stranger."""
     folders = [make_tiny_model(tmp_path / f"{i}", head_dim=64, seed=i) for i in (0, 1)]
-    chosen = {"dtype": dtype, "kernels": "triton"}
+    chosen = {"dtype": dtype, "kv_dtype": kv_dtype, "kernels": "triton"}
     drafting = DraftSettings(
         port=0, proposer="model", model=str(folders[draft_seed]), kv_tokens=1024, **chosen
     )

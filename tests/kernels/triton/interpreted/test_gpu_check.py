@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from bench.gpu_check import PRECISIONS
 from bench.gpu_kernels import check_kernels
 from bench.gpu_models import SMOLLM2_CONFIG, random_model
 from bench.gpu_same_output import check_same_output
@@ -44,10 +45,10 @@ def test_a_wrong_kernel_and_one_that_fails_are_told(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_output_is_the_same_with_drafts(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "kv_dtype"), PRECISIONS)
+def test_output_is_the_same_with_drafts(dtype: str, kv_dtype: str) -> None:
     """Of a random model; some drafts stand, some do not."""
-    model = random_model(CONFIG, dtype, CPU, "triton")
+    model = random_model(CONFIG, getattr(torch, dtype), CPU, "triton", kv_dtype)
     report = check_same_output(model, lengths=(4, 20), num_new=12, k=3)
     for found in report.values():
         assert found["differing"] == 0 and found["texts"] == 2
