@@ -52,23 +52,26 @@ class TensorReader:
         self._tensors = tensors
         self._pack = pack
 
-    def take(self, name: str, num_out: int) -> torch.Tensor:
-        """The tensor, whose first dimension must be num_out."""
+    def take(self, name: str, *shape: int) -> torch.Tensor:
+        """The tensor; ModelError unless it is there and has this shape."""
         tensor = self._tensors.pop(name, None)
         if tensor is None:
             raise ModelError(f"the checkpoint has no tensor {name}")
-        if tensor.shape[0] != num_out:
-            raise ModelError(f"{name} is {list(tensor.shape)}, expected {num_out} rows")
+        if tensor.shape != shape:
+            raise ModelError(f"{name} is {list(tensor.shape)}, expected {list(shape)}")
         return tensor.contiguous()
 
-    def projection(self, prefix: str, num_outs: Mapping[str, int]) -> Projection:
+    def projection(self, prefix: str, num_outs: Mapping[str, int], num_in: int) -> Projection:
         """The named matrices one below the other, with biases where the checkpoint has them."""
         weights, biases, has_bias = [], [], False
         for name, num_out in num_outs.items():
-            weights.append(self.take(f"{prefix}.{name}.weight", num_out))
-            bias = self._tensors.pop(f"{prefix}.{name}.bias", None)
-            has_bias |= bias is not None
-            biases.append(torch.zeros(num_out, device=weights[-1].device) if bias is None else bias)
+            weights.append(self.take(f"{prefix}.{name}.weight", num_out, num_in))
+            bias = f"{prefix}.{name}.bias"
+            if bias in self._tensors:
+                has_bias = True
+                biases.append(self.take(bias, num_out))
+            else:
+                biases.append(torch.zeros(num_out, device=weights[-1].device))
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         return Projection(self._pack(weight), torch.cat(biases) if has_bias else None)
 
@@ -90,13 +93,13 @@ def read_layer(reader: TensorReader, config: ModelConfig, index: int) -> Layer:
     return Layer(
         attention_norm=reader.take(f"{prefix}.input_layernorm.weight", hidden),
         qkv=reader.projection(
-            f"{prefix}.self_attn", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
+            f"{prefix}.self_attn", {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}, hidden
         ),
         query_key_norm=_read_query_key_norm(reader, config, prefix),
-        attention_out=reader.projection(f"{prefix}.self_attn", {"o_proj": hidden}),
+        attention_out=reader.projection(f"{prefix}.self_attn", {"o_proj": hidden}, q_size),
         mlp_norm=reader.take(f"{prefix}.post_attention_layernorm.weight", hidden),
-        gate_up=reader.projection(f"{prefix}.mlp", {"gate_proj": inner, "up_proj": inner}),
-        down=reader.projection(f"{prefix}.mlp", {"down_proj": hidden}),
+        gate_up=reader.projection(f"{prefix}.mlp", {"gate_proj": inner, "up_proj": inner}, hidden),
+        down=reader.projection(f"{prefix}.mlp", {"down_proj": hidden}, inner),
     )
 
 

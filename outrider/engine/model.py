@@ -70,7 +70,7 @@ class LlamaModel:
         """Of keys and values in the cache."""
         ops = self._select_ops(kernels, rounding)
         reader = TensorReader(tensors, ops.pack)
-        embedding = reader.take("model.embed_tokens.weight", config.vocab_size)
+        embedding = reader.take("model.embed_tokens.weight", config.vocab_size, config.hidden_size)
         self._layers = [read_layer(reader, config, i) for i in range(config.num_layers)]
         self.precision = rounding or str(self.dtype).removeprefix("torch.")
         """The dtype by its name in settings, never "auto"; EITHER where matrices differ in it."""
@@ -81,7 +81,7 @@ class LlamaModel:
             tensors.pop("lm_head.weight", None)  # some checkpoints store the table twice
             head = embedding
         else:
-            head = reader.take("lm_head.weight", config.vocab_size)
+            head = reader.take("lm_head.weight", config.vocab_size, config.hidden_size)
         self._head = Projection(ops.pack_table(head))
         self._embedding = None if config.tied_head else embedding
         """None: it is the head, one copy of both."""

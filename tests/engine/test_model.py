@@ -191,3 +191,41 @@ def test_broken_folders_are_refused(tmp_path: Path) -> None:
     weights.unlink()
     with pytest.raises(ModelError, match="safetensors"):
         LlamaModel.load(folder)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.norm.weight",
+        "model.layers.1.self_attn.q_proj.weight",
+        "model.layers.1.self_attn.v_proj.weight",
+        "model.layers.1.self_attn.k_proj.bias",
+        "model.layers.1.self_attn.q_norm.weight",
+        "model.layers.1.self_attn.o_proj.weight",
+        "model.layers.1.mlp.up_proj.weight",
+        "model.layers.1.mlp.down_proj.weight",
+    ],
+)
+def test_a_tensor_of_another_shape_is_named(tmp_path: Path, dtype: str, name: str) -> None:
+    """A dimension too long or too short, turned round, one too many or too few: both shapes."""
+    from safetensors.torch import load_file, save_file
+
+    folder = make_tiny_model(
+        tmp_path / "model", arch="qwen3", head_dim=24, attention_bias=True, tied_head=False
+    )
+    weights = folder / "model.safetensors"
+    whole = {each: tensor.clone() for each, tensor in load_file(weights).items()}
+    right = list(whole[name].shape)
+    wrongs = [[*right, 1], [whole[name].numel()], [], right[::-1]]
+    for i, size in enumerate(right):
+        wrongs += [[*right[:i], other, *right[i + 1 :]] for other in (size - 1, size + 1)]
+    for wrong in wrongs:
+        if wrong == right:
+            continue
+        save_file({**whole, name: torch.zeros(wrong)}, weights)
+        with pytest.raises(ModelError) as caught:
+            LlamaModel.load(folder, dtype)
+        assert str(caught.value) == f"{name} is {wrong}, expected {right}"
