@@ -48,8 +48,9 @@ def rows_of(kind: str, num_ids: int) -> torch.Tensor:
 
 def least_us(rows: torch.Tensor, params: SamplingParams, runs: int) -> float:
     """Microseconds of one choice."""
+    from outrider_kernels.choice import Choice
     from outrider_kernels.native_library import load_library
-    from outrider_kernels.native_sampling import Choice, choose
+    from outrider_kernels.native_sampling import choose
 
     library, num_ids = load_library(), rows.shape[1]
     least = float("inf")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 
+from bench.gpu_compare import Check, Checks, error_of, name_of, random_values, run_checks
+from bench.gpu_products import MATRICES, VOCABULARIES, choice_checks, product_checks
 from outrider_kernels import attention as plain_attention
 from outrider_kernels import elementwise
 from outrider_kernels.kv_scaled import round_rows, widen_rows
@@ -27,23 +29,6 @@ HEADS = ((9, 3, 64), (32, 8, 128))
 SHARES = ((1030, 5), (511, 1), (0, 40), (63, 9))
 """Sequences of a step: tokens before it, and tokens in it."""
 
-Checks = Iterator[tuple[str, Callable[[], float], float]]
-"""Name, what computes the error, and the largest allowed."""
-
-
-@dataclass(frozen=True, slots=True)
-class Check:
-    """One comparison; `error` is relative, of the whole."""
-
-    name: str
-    error: float
-    allowed: float
-
-    @property
-    def ok(self) -> bool:
-        """False for NaN, too."""
-        return self.error <= self.allowed
-
 
 def check_kernels(
     device: torch.device,
@@ -51,17 +36,17 @@ def check_kernels(
     widths: Sequence[int] = WIDTHS,
     heads: Sequence[tuple[int, int, int]] = HEADS,
     shares: Sequence[tuple[int, int]] = SHARES,
+    matrices: Sequence[tuple[int, int]] = MATRICES,
+    vocabularies: Sequence[int] = VOCABULARIES,
 ) -> list[Check]:
     """All of them; a kernel that raises is an error of infinity, and the others go on."""
-    checks = []
-    for name, error_of, allowed in _all_checks(device, widths, heads, shares):
-        try:
-            error = error_of()
-        except Exception as error_raised:
-            print(f"{name}: {error_raised}", flush=True)
-            error = float("inf")
-        checks.append(Check(name, error, allowed))
-    return checks
+    return run_checks(
+        [
+            *_all_checks(device, widths, heads, shares),
+            *product_checks(device, matrices),
+            *choice_checks(device, vocabularies),
+        ]
+    )
 
 
 def _all_checks(
@@ -75,46 +60,33 @@ def _all_checks(
             yield from _row_checks(device, dtype, width)
         for shape in heads:
             for cache in CACHES if dtype != torch.float32 else (None,):
-                name = f"{_name(dtype)} cache {_name(cache or dtype)} {shape}"
+                name = f"{name_of(dtype)} cache {name_of(cache or dtype)} {shape}"
                 yield f"rotary {name}", partial(_rotary, device, dtype, cache, shape), 0.0
                 step = Step.make(device, dtype, cache, shape, shares)
                 for invariant in (True, False):
                     mode = "invariant" if invariant else "fast"
-                    error_of = partial(step.error, invariant)
-                    yield f"attention {mode} {name}", error_of, TOLERANCE[dtype]
+                    error = partial(step.error, invariant)
+                    yield f"attention {mode} {name}", error, TOLERANCE[dtype]
                 yield f"attention alone equals in company {name}", step.differing, 0.0
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _error(found: torch.Tensor, expected: torch.Tensor) -> float:
-    found, expected = found.cpu().double(), expected.double()
-    return float((found - expected).norm() / expected.norm())
-
-
-def _random(*shape: int, seed: int = 0) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _row_checks(device: torch.device, dtype: torch.dtype, width: int) -> Checks:
-    x, residual = (_random(NUM_ROWS, width, seed=seed).to(dtype) for seed in (0, 1))
-    weight, gate_up = 1 + 0.1 * _random(width), _random(NUM_ROWS, 2 * width).to(dtype)
-    name = f"{_name(dtype)} {width}"
+    x, residual = (random_values(NUM_ROWS, width, seed=seed).to(dtype) for seed in (0, 1))
+    weight, gate_up = 1 + 0.1 * random_values(width), random_values(NUM_ROWS, 2 * width).to(dtype)
+    name = f"{name_of(dtype)} {width}"
 
     def norm() -> float:
         found = rows.rms_norm(x.to(device), weight.to(device), 1e-5)
-        return _error(found, elementwise.rms_norm(x, weight, 1e-5))
+        return error_of(found, elementwise.rms_norm(x, weight, 1e-5))
 
     def add_norm() -> float:
         ours, theirs = residual.to(device, copy=True), residual.clone()
         found = rows.add_rms_norm(x.to(device), ours, weight.to(device), 1e-5)
         expected = elementwise.add_rms_norm(x, theirs, weight, 1e-5)
-        return _error(torch.cat([found, ours]), torch.cat([expected, theirs]))
+        return error_of(torch.cat([found, ours]), torch.cat([expected, theirs]))
 
     def silu() -> float:
-        return _error(rows.silu_mul(gate_up.to(device)), elementwise.silu_mul(gate_up))
+        return error_of(rows.silu_mul(gate_up.to(device)), elementwise.silu_mul(gate_up))
 
     yield f"rms_norm {name}", norm, TOLERANCE[dtype]
     yield f"add_rms_norm {name}", add_norm, TOLERANCE[dtype]
@@ -129,9 +101,9 @@ def _rotary(
 ) -> float:
     """Of queries, and of keys and values as the cache has them."""
     heads, kv_heads, head_dim = shape
-    queries_keys = _random(NUM_ROWS, heads + kv_heads, head_dim).to(dtype)
-    values = _random(NUM_ROWS, kv_heads, head_dim, seed=1).to(dtype)
-    cos, sin = (_random(NUM_ROWS, 1, head_dim, seed=seed) for seed in (2, 3))
+    queries_keys = random_values(NUM_ROWS, heads + kv_heads, head_dim).to(dtype)
+    values = random_values(NUM_ROWS, kv_heads, head_dim, seed=1).to(dtype)
+    cos, sin = (random_values(NUM_ROWS, 1, head_dim, seed=seed) for seed in (2, 3))
     slots = torch.randperm(4 * PAGE_SIZE, generator=torch.Generator().manual_seed(4))[:NUM_ROWS]
     rotated = elementwise.rotary(queries_keys.float(), cos, sin)
     expected = [rotated[:, :heads].to(dtype)]
@@ -154,7 +126,7 @@ def _rotary(
         if scales:
             written = widen_rows(written, scales[i].cpu().flatten(0, 1))
         found.append(written[slots])
-    return max(_error(a, b) for a, b in zip(found, expected, strict=True))
+    return max(error_of(a, b) for a, b in zip(found, expected, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +155,7 @@ class Step:
         caches: list[torch.Tensor] = []
         scales: list[torch.Tensor | None] = []
         for seed in (1, 2):
-            full = _random(sum(used), PAGE_SIZE, kv_heads, head_dim, seed=seed).to(dtype)
+            full = random_values(sum(used), PAGE_SIZE, kv_heads, head_dim, seed=seed).to(dtype)
             for (start, count), table in zip(shares, tables, strict=True):
                 full[table[-1], (start + count - 1) % PAGE_SIZE + 1 :] = torch.nan
             if cache is None:
@@ -194,7 +166,7 @@ class Step:
                 caches.append(values.to(device))
                 scales.append(scale.to(device))
         num_tokens = sum(count for _, count in shares)
-        q = _random(num_tokens, heads, head_dim).to(dtype).to(device)
+        q = random_values(num_tokens, heads, head_dim).to(dtype).to(device)
         return Step(q, caches, scales, shares, tables)
 
     def attend(self, invariant: bool) -> torch.Tensor:
@@ -227,7 +199,7 @@ class Step:
             num_rows=self.q.shape[0],
         )
         expected = plain_attention.paged_attention(self.q.cpu().float(), wide[0], wide[1], plan)
-        return _error(self.attend(invariant), expected)
+        return error_of(self.attend(invariant), expected)
 
     def differing(self) -> float:
         """Values that another company changes: each sequence alone against all together."""

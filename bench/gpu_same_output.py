@@ -11,8 +11,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BLOCK_SIZE
 from outrider.engine.choosing import Rows, choose_tokens
@@ -70,12 +68,11 @@ def generate(runner: Runner, texts: Sequence[Text], k: int) -> None:
     vocab_size = runner.model.config.vocab_size
     while unfinished := [text for text in texts if len(text.token_ids) < text.end]:
         items = [text.item(k, vocab_size) for text in unfinished]
-        logits = torch.split(runner.forward(Batch(items)), [item.num_logits for item in items])
-        wanted = [
-            Rows(rows, text.chooser, text.token_ids, text.drafts)
-            for text, rows in zip(unfinished, logits, strict=True)
-        ]
-        chosen = choose_tokens(wanted, runner.model.ops.choose)
+        logits, ops, wanted, first = runner.forward(Batch(items)), runner.model.ops, [], 0
+        for text in unfinished:
+            wanted.append(Rows(logits, text.chooser, text.token_ids, text.drafts, first))
+            first += 1 + len(text.drafts)
+        chosen = choose_tokens(wanted, ops.choose, on_device=ops.chooses_on_device)
         for text, tokens in zip(unfinished, chosen, strict=True):
             if isinstance(tokens, Exception):
                 raise tokens

@@ -17,10 +17,8 @@ import torch
 
 from outrider.engine.batch import BatchItem
 from outrider.engine.choosing import Rows, choose_tokens
-from outrider.engine.rejection import replacement
 from outrider.engine.runner import Runner
 from outrider.engine.sampling import TokenChooser, logprobs
-from outrider.engine.sparse_probs import SparseProbs
 from target_service.request import Logprobs, PromptToken
 from target_service.scheduler import Plan, Planned
 
@@ -72,20 +70,27 @@ class Verifier:
         return verdicts
 
     def _choose(self, plan: Plan, logits: torch.Tensor) -> dict[int, list[int] | Exception]:
-        """The target's own tokens for all shares that want them and are not left to chance.
+        """The tokens of all shares that want them, drafts that stand among them.
 
-        Drafts stand while they equal those (Daliri et al., arXiv 2408.07978).
+        Without chance a draft stands while it is the target's own token (Daliri et al., arXiv
+        2408.07978).
         """
         wanted: dict[int, Rows] = {}
         first = 0
         for i, (share, item) in enumerate(zip(plan.shares, plan.batch.items, strict=True)):
-            if item.num_logits > share.num_prompt_rows and not share.draft_probs:
-                row = first + share.num_prompt_rows
-                confirmed = share.request.sequence.token_ids
-                wanted[i] = Rows(logits, _chooser(share), confirmed, share.drafts, row)
+            if item.num_logits > share.num_prompt_rows:
+                wanted[i] = Rows(
+                    logits,
+                    _chooser(share),
+                    share.request.sequence.token_ids,
+                    share.drafts,
+                    first + share.num_prompt_rows,
+                    share.draft_probs,
+                )
             first += item.num_logits
-        found = choose_tokens(list(wanted.values()), self._runner.model.ops.choose)
-        return dict(zip(wanted, found, strict=True))
+        ops = self._runner.model.ops
+        chosen = choose_tokens(list(wanted.values()), ops.choose, on_device=ops.chooses_on_device)
+        return dict(zip(wanted, chosen, strict=True))
 
 
 Outcome = Verdict | Failure | None
@@ -100,51 +105,19 @@ def judge(
 ) -> Verdict:
     """All that is to be said of one share of a step, whose rows of logits begin at `first`.
 
-    `chosen` are the target's own tokens.
+    `chosen` are its tokens, None for a part of a prompt. Rows are read on the CPU, and only those
+    whose log-probabilities are wanted are copied there.
     """
     if isinstance(chosen, Exception):
         raise chosen
-    answer = share.request.params.answer
-    if chosen is not None and answer.logprobs is None and not share.request.scores_prompt:
-        return Verdict(chosen, len(chosen) - 1)
-    first_choosing = first + share.num_prompt_rows
-    prompt = score_prompt(logits[first:first_choosing], share, item.start)
-    rows = logits[first_choosing : first + item.num_logits]
-    if not len(rows):
-        return Verdict([], 0, prompt=prompt)
-    if chosen is None:
-        confirmed = share.request.sequence.token_ids
-        verdict = verify_by_rejection(
-            rows, _chooser(share), confirmed, share.drafts, share.draft_probs
-        )
-    else:
-        verdict = Verdict(chosen, len(chosen) - 1)
-    wanted = answer.logprobs
-    if wanted is None and not prompt:
-        return verdict
-    scores = [] if wanted is None else _score(rows, verdict.tokens, wanted)
-    return Verdict(verdict.tokens, verdict.num_accepted, scores, prompt)
-
-
-def verify_by_rejection(
-    logits: torch.Tensor,  # [1 + len(drafts), vocab]
-    chooser: TokenChooser,
-    confirmed: Sequence[int],
-    drafts: Sequence[int],
-    draft_probs: Sequence[SparseProbs],
-) -> Verdict:
-    """Keep drafts by chance, each against the distribution that it was drawn from.
-
-    Nothing here may skip a draft for what it is: that would change the distribution of the text.
-    """
-    history = [*confirmed]
-    for i, (draft, probs) in enumerate(zip(drafts, draft_probs, strict=True)):
-        instead = replacement(chooser, logits[i], history, draft, probs)
-        if instead is not None:
-            return Verdict([*drafts[:i], instead], i)
-        history.append(draft)
-    bonus = chooser.choose(logits[len(drafts)], history)
-    return Verdict([*drafts, bonus], len(drafts))
+    tokens = chosen or []
+    num_accepted, wanted = max(len(tokens) - 1, 0), share.request.params.answer.logprobs
+    if wanted is None and not share.request.scores_prompt:
+        return Verdict(tokens, num_accepted)
+    rows = logits[first : first + item.num_logits].cpu()
+    prompt = score_prompt(rows[: share.num_prompt_rows], share, item.start)
+    scores = [] if wanted is None else _score(rows[share.num_prompt_rows :], tokens, wanted)
+    return Verdict(tokens, num_accepted, scores, prompt)
 
 
 def score_prompt(

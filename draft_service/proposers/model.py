@@ -20,7 +20,7 @@ from draft_service.proposers.cache_plan import CachePlan, Share
 from draft_service.sessions import Opening, Session
 from outrider.engine.batch import Batch
 from outrider.engine.block_pool import BLOCK_SIZE, BlockPool
-from outrider.engine.choosing import Rows, choose_tokens
+from outrider.engine.choosing import Rows, choose_tokens, token_logprobs
 from outrider.engine.config import ModelConfig
 from outrider.engine.device import free_bytes
 from outrider.engine.fingerprints import token_table_hash
@@ -69,7 +69,7 @@ class ModelProposer:
         self._device = device
         pool = BlockPool(runner.cache.num_blocks, runner.cache.block_size)
         self._plan = CachePlan(pool, step_tokens, identity.vocab_size)
-        self._choosers: dict[Session, tuple[TokenChooser, int]] = {}
+        self._choosers: dict[Session, TokenChooser] = {}
 
     @classmethod
     async def load(cls, settings: DraftSettings) -> ModelProposer:
@@ -134,11 +134,11 @@ class ModelProposer:
         self._device.close()
 
 
-def _chooser(opening: Opening, model: ModelConfig) -> tuple[TokenChooser, int]:
-    """The sequence's settings for the ids that both models have, and how many those are."""
+def _chooser(opening: Opening, model: ModelConfig) -> TokenChooser:
+    """The sequence's settings for the ids that both models have."""
     vocab_size = min(model.vocab_size, opening.vocab_size or model.vocab_size)
     bias = tuple((i, value) for i, value in opening.sampling.logit_bias if i < vocab_size)
-    chooser = TokenChooser(
+    return TokenChooser(
         dataclasses.replace(opening.sampling, logit_bias=bias),
         vocab_size,
         prompt_len=opening.prompt_len,
@@ -146,57 +146,57 @@ def _chooser(opening: Opening, model: ModelConfig) -> tuple[TokenChooser, int]:
         stop_token_ids=opening.stop_token_ids,
         num_tokens=model.num_tokens,
     )
-    return chooser, vocab_size
 
 
 def _compute(
-    runner: Runner, shares: Sequence[Share], choosers: Sequence[tuple[TokenChooser, int]]
+    runner: Runner, shares: Sequence[Share], choosers: Sequence[TokenChooser]
 ) -> list[_Guess | None]:
     """Forward all shares and choose where a prefix ends. Runs on the device thread.
 
     None where the prefix does not end, or where there is no token to take.
     """
-    logits = runner.forward(Batch([share.item for share in shares]))
-    parts = torch.split(logits, [share.item.num_logits for share in shares])
+    logits, ops = runner.forward(Batch([share.item for share in shares])), runner.model.ops
+    counts = [share.item.num_logits for share in shares]
+    row_of = {i: sum(counts[:i]) for i, count in enumerate(counts) if count}
     wanted = {
-        i: Rows(rows[:, :vocab_size], chooser, share.tokens_before)
-        for i, (share, rows, (chooser, vocab_size)) in enumerate(
-            zip(shares, parts, choosers, strict=True)
-        )
-        if len(rows) and not share.session.opening.sends_probs
+        i: Rows(logits, choosers[i], shares[i].tokens_before, first=row)
+        for i, row in row_of.items()
+        if not shares[i].session.opening.sends_probs
     }
-    chosen = choose_tokens(list(wanted.values()), runner.model.ops.choose)
-    tokens = dict(zip(wanted, chosen, strict=True))
-    found: list[_Guess | None] = []
-    for i, (share, rows) in enumerate(zip(shares, parts, strict=True)):
-        if not len(rows):
-            found.append(None)
-            continue
-        chooser, vocab_size = choosers[i]
+    chosen = choose_tokens(list(wanted.values()), ops.choose, on_device=ops.chooses_on_device)
+    found: dict[int, _Guess] = {}
+    tokens: dict[int, int] = {}
+    for i, choice in zip(wanted, chosen, strict=True):
+        if isinstance(choice, list):
+            tokens[i] = choice[0]
+        elif not isinstance(choice, BadLogits):
+            raise choice
+        else:
+            _note(choice, logits[row_of[i]])
+    rows = [row_of[i] for i in tokens]
+    values = token_logprobs(logits, rows, list(tokens.values()), on_device=ops.chooses_on_device)
+    for (i, token), value in zip(tokens.items(), values, strict=True):
+        found[i] = _Guess(token, value)
+    for i in row_of.keys() - wanted.keys():
+        row = logits[row_of[i]].cpu()
         try:
-            found.append(_guess(rows[0], chooser, vocab_size, share, tokens.get(i)))
+            found[i] = _draw(row, choosers[i], shares[i])
         except BadLogits as error:
-            if not rows[0].isfinite().all():
-                raise  # the model's fault, and not that of the sequence's settings
-            log.warning("no token to propose", reason=str(error))
-            found.append(None)
-    return found
+            _note(error, row)
+    return [found.get(i) for i in range(len(shares))]
 
 
-def _guess(
-    row: torch.Tensor,
-    chooser: TokenChooser,
-    vocab_size: int,
-    share: Share,
-    chosen: list[int] | Exception | None,
-) -> _Guess:
-    """`chosen` is the drafter's own token; None where it is to be drawn by chance."""
-    if isinstance(chosen, Exception):
-        raise chosen
-    if chosen is None:
-        token, probs = draw_draft(chooser, row[:vocab_size], share.tokens_before)
-        return _Guess(token, logprobs(row, token)[0], (probs,))
-    return _Guess(chosen[0], logprobs(row, chosen[0])[0])
+def _draw(row: torch.Tensor, chooser: TokenChooser, share: Share) -> _Guess:
+    """By chance, with what it was drawn from."""
+    token, probs = draw_draft(chooser, row[: chooser.vocab_size], share.tokens_before)
+    return _Guess(token, logprobs(row, token)[0], (probs,))
+
+
+def _note(error: BadLogits, row: torch.Tensor) -> None:
+    """There is no token to take; raises the error if that is the model's fault."""
+    if not row.isfinite().all():
+        raise error  # and not that of the sequence's settings
+    log.warning("no token to propose", reason=str(error))
 
 
 def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:

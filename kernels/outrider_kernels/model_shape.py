@@ -19,3 +19,4 @@ class ModelShape:
     num_heads: int
     kv_heads: int
     head_dim: int
+    vocab_size: int

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ctypes
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from outrider_kernels.choice import Choice
 from outrider_kernels.native_library import ChooseJob, Library
 
 _CHOICE = struct.Struct("=8qQ3d")  # as in csrc/kernels.h
@@ -18,26 +18,6 @@ _COST_OF_A_SAMPLED_ID = 16
 """In multiplications: the second reads each logit twice and makes a random number of it."""
 _COST_OF_THREADS = 2_000_000
 """For which it pays to wake the other ones, some 100 us of work."""
-
-
-class Choice(NamedTuple):
-    """One sequence's rows of logits, and how its tokens are chosen from them."""
-
-    logits: torch.Tensor
-    """float32 [num_rows, vocab] on the CPU, the values of a row next to each other."""
-    num_ids: int
-    """Ids from here on are padding of the logits and are never chosen."""
-    position: int
-    """Of the first row's token."""
-    drafts: Sequence[int]
-    """What the rows but the last must give for the next one to count."""
-    seed: int
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-    first: int = 0
-    """Which of the rows is its first one; it has 1 + len(drafts)."""
 
 
 def choose(library: Library, choices: Sequence[Choice]) -> list[list[int]]:

@@ -12,6 +12,7 @@ import torch
 
 from outrider_kernels import native_attention, native_linear, native_rows, native_sampling
 from outrider_kernels.attention import AttentionPlan, paged_attention, plan_attention
+from outrider_kernels.choice import Choice
 from outrider_kernels.elementwise import add_rms_norm, rms_norm, silu_mul
 from outrider_kernels.kv_write import rotate_and_write
 from outrider_kernels.linear import RowPlan, linear, lookup, pack
@@ -20,9 +21,9 @@ from outrider_kernels.native_attention import NativePlan
 from outrider_kernels.native_build import Unavailable
 from outrider_kernels.native_decoder import NativeDecoder
 from outrider_kernels.native_library import NATIVE_VERSION, Library, load_library
-from outrider_kernels.native_sampling import Choice
 from outrider_kernels.quantise import EITHER
 from outrider_kernels.rounded_weight import Int4Weight, Int8Weight, pack_either
+from outrider_kernels.triton_ops import gpu_weight
 from outrider_kernels.triton_ops.limits import (
     largest_tile,
     why_not_for,
@@ -38,10 +39,10 @@ KERNELS_VERSION = 2
 KERNELS = ("auto", "torch", "triton")
 """What may be asked for: the fastest that the machine can have, plain torch, or Triton's, which
 are a GPU's."""
-TRITON_VERSION = 1
+TRITON_VERSION = 2
 """Raised with every change of a bit of what Triton's kernels compute."""
 ROUNDINGS = (None, "int8", "int4", EITHER)
-"""Of weights, and rows then to int8; None: weights are what they are."""
+"""Of weights, and rows then to int8, but for Triton's int4; None: weights are what they are."""
 
 Plan = AttentionPlan | NativePlan | Work
 Weight = Any
@@ -80,8 +81,12 @@ class Ops:
     decoder: Callable[..., NativeDecoder] | None = None
     """Where a whole step is one call: made of a model's weights, in place of the other ones."""
     choose: Callable[[Sequence[Choice]], list[list[int]]] | None = None
-    """The tokens of a step's rows, on the CPU wherever they come from; None: the engine's numpy,
-    which chooses the same."""
+    """The tokens of a step's rows; None: the engine's numpy, which chooses the same."""
+    chooses_on_device: bool = False
+    """Whether `choose` takes logits where the device leaves them, with their edits and what drafts
+    were drawn from; else logits are the CPU's, rows are edited before, and there is no chance."""
+    warm_choosing: Callable[[torch.Tensor], None] | None = None
+    """Given logits, compiles what is compiled when `choose` first needs it."""
     first_steps: tuple[int, ...] = (0,)
     """Tokens behind which a step must stand once before all that is compiled on first use is."""
 
@@ -149,10 +154,6 @@ def _torch_ops(
     device: torch.device, rounding: str | None, reason: str, level: int = logging.INFO
 ) -> Ops:
     logger.log(level, "operations are plain torch (%s-torch): %s", device.type, reason)
-    return _plain_ops(device, rounding)
-
-
-def _plain_ops(device: torch.device, rounding: str | None) -> Ops:
     return Ops(
         name=f"{device.type}-torch",
         row_plan=RowPlan(),
@@ -169,17 +170,28 @@ def _plain_ops(device: torch.device, rounding: str | None) -> Ops:
     )
 
 
+_TRITON_PACKS: dict[str | None, Callable[[torch.Tensor], Weight]] = {
+    None: gpu_weight.pack,
+    "int8": partial(gpu_weight.pack, kind="int8_rows"),
+    "int4": partial(gpu_weight.pack, kind="int4"),
+    EITHER: gpu_weight.pack_either,
+}
+
+
 def _triton_ops(device: torch.device, rounding: str | None, shape: ModelShape) -> Ops:
-    """Triton's kernels, and plain torch's products."""
     import triton
 
-    from outrider_kernels.triton_ops import attention, rotary_write, rows, work
+    from outrider_kernels.triton_ops import attention, choosing, linear, rotary_write, rows, work
 
     name = f"{device.type}-triton{TRITON_VERSION}-{triton.__version__}"
-    logger.info("operations are Triton's kernels (%s), products plain torch", name)
-    return replace(
-        _plain_ops(device, rounding),
+    logger.info("operations are Triton's kernels (%s)", name)
+    return Ops(
         name=name,
+        row_plan=None,
+        pack=_TRITON_PACKS[rounding],
+        pack_table=_TRITON_PACKS["int8" if rounding else None],
+        linear=linear.linear,
+        lookup=gpu_weight.lookup,
         rms_norm=rows.rms_norm,
         add_rms_norm=rows.add_rms_norm,
         silu_mul=rows.silu_mul,
@@ -187,6 +199,9 @@ def _triton_ops(device: torch.device, rounding: str | None, shape: ModelShape) -
         plan_attention=partial(work.plan_attention, max_tile=largest_tile(shape)),
         paged_attention=attention.paged_attention,
         scales_apart=True,
+        choose=choosing.choose,
+        chooses_on_device=True,
+        warm_choosing=choosing.warm,
         first_steps=(0, INVARIANT_SPLIT),
     )
 

@@ -117,12 +117,15 @@ RoundedWeight = Int8Weight | Int4Weight
 
 
 def pack_either(weight: torch.Tensor) -> RoundedWeight:
-    """From [out, in]: in int4 where that gives every weight back, in its dtype, else in int8."""
-    packed = Int4Weight.pack(weight)
-    wide = torch.empty(packed.padded_in, weight.shape[0], device=weight.device)
-    packed.widen(slice(None), wide)
-    is_exact = torch.equal(wide[: packed.num_in].t().to(weight.dtype), weight)  # NaN: never
-    return packed if is_exact else Int8Weight.pack(weight)
+    """From [out, in]: in int4 where that gives every weight back, else in int8."""
+    return Int4Weight.pack(weight) if is_exact_in_int4(weight) else Int8Weight.pack(weight)
+
+
+def is_exact_in_int4(weight: torch.Tensor) -> bool:
+    """Whether int4 gives every weight of [out, in] back, in its dtype; NaN: never."""
+    values, steps, lowest = quantise_nibbles(weight)
+    wide = values * steps.float()[..., None] + lowest.float()[..., None]
+    return torch.equal(wide.flatten(1)[:, : weight.shape[1]].to(weight.dtype), weight)
 
 
 def _packed(x: torch.Tensor) -> torch.Tensor:

@@ -15,7 +15,8 @@ DTYPES = {
     "int4": torch.bfloat16,
 }
 """Of activations. In int8 only matrices are: weights, and the rows of each product. In int4 weights
-are, but for the tables, which are int8 like the rows of each product."""
+are, but for the tables, which are int8 like the rows of each product; with Triton's kernels the
+rows of int4 stay bfloat16."""
 
 KV_DTYPES = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
 """Of keys and values in the cache that are rounded."""

@@ -123,6 +123,8 @@ class LlamaModel:
         folder = Path(folder)
         dtype = choose_precision(dtype, device)
         place = parse_device(device)
+        if place.type == "cuda":
+            torch.cuda.set_device(place)  # where kernels of this thread start
         config = replace(ModelConfig.load(folder), num_tokens=num_tokens(folder))
         with ThreadPoolExecutor(1, "fingerprint") as beside:
             hashing = beside.submit(weights_fingerprint, folder)
@@ -146,6 +148,7 @@ class LlamaModel:
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
+            config.vocab_size,
         )
         try:
             return select_ops(self.device, kernels, rounding=rounding, shape=shape)

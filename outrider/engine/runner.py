@@ -24,13 +24,16 @@ class Runner:
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
-        """Compute the batch; float32 [sum(num_logits), vocab_size] on the CPU, in batch order."""
+        """Compute the batch; float32 [sum(num_logits), vocab_size], in batch order.
+
+        On the device where operations choose tokens there, and else on the CPU.
+        """
         for item in batch.items:
             self._check(item)
         if not batch.items:
             return torch.empty(0, self.model.config.vocab_size)
-        # Choosing tokens is the CPU's work, wherever the model runs.
-        return self.model.forward(self._step_input(batch), self.cache).cpu()
+        logits = self.model.forward(self._step_input(batch), self.cache)
+        return logits if self.model.ops.chooses_on_device else logits.cpu()
 
     def warm(self, name: str) -> None:
         """First steps, so that no request pays for them; `name` is the model's, for errors.
@@ -48,6 +51,8 @@ class Runner:
                     f"{name}: {num_bad} of {logits.numel()} logits of its first step are not "
                     "finite; its weights are damaged, or too large for this dtype"
                 )
+            if self.model.ops.warm_choosing is not None:
+                self.model.ops.warm_choosing(logits)
 
     def _check(self, item: BatchItem) -> None:
         """Raise ValueError for an item that would read or write outside its blocks."""

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from outrider.params import SamplingParams
+from outrider_kernels.choice import Choice, RowEdits
 from outrider_kernels.mass import masses_of, weights_of
-from outrider_kernels.native_sampling import Choice
 from outrider_kernels.noise import (
     MAX_GUMBEL,
     Stream,
@@ -70,7 +70,8 @@ class TokenChooser:
     ) -> None:
         """Ids from `num_tokens` on are padding of the logits and are never chosen."""
         self.sampling = sampling
-        self._vocab_size = vocab_size
+        self.vocab_size = vocab_size
+        """Of the rows; wider ones have logits behind it that nobody looks at."""
         self._prompt_len = prompt_len
         self._num_tokens = vocab_size if num_tokens is None else num_tokens
         self._min_tokens = min_tokens
@@ -104,16 +105,29 @@ class TokenChooser:
         """The row behind penalties, bias and minimum length: what `choice` takes."""
         return torch.from_numpy(self._adjust(logits_row.numpy(), history))
 
+    def edits(self, history: Sequence[int]) -> RowEdits:
+        """What `adjusted` changes, for operations that do it where the row lies."""
+        params, output = self.sampling, history[self._prompt_len :]
+        return RowEdits(
+            history,
+            output,
+            params.repetition_penalty,
+            params.frequency_penalty,
+            params.presence_penalty,
+            dict(params.logit_bias),
+            self._stop_ids.tolist() if len(output) < self._min_tokens else (),
+        )
+
     def choice(
         self, logits: torch.Tensor, position: int, drafts: Sequence[int] = (), first: int = 0
     ) -> Choice:
         """These settings for compiled code, on adjusted rows, from the first one on."""
-        if logits.shape[1] != self._vocab_size:
-            raise ValueError(f"expected rows of {self._vocab_size} logits, got {logits.shape}")
+        if logits.shape[1] < self.vocab_size:
+            raise ValueError(f"expected rows of {self.vocab_size} logits, got {logits.shape}")
         params = self.sampling
         return Choice(
             logits,
-            min(self._num_tokens, self._vocab_size),
+            min(self._num_tokens, self.vocab_size),
             position,
             drafts,
             params.seed,
@@ -133,8 +147,8 @@ class TokenChooser:
 
     def _adjust(self, row: Floats, history: Sequence[int]) -> Floats:
         """Penalties, bias, minimum length, padding; copies the row before it changes anything."""
-        if row.shape != (self._vocab_size,):
-            raise ValueError(f"expected a row of {self._vocab_size} logits, got {row.shape}")
+        if row.shape != (self.vocab_size,):
+            raise ValueError(f"expected a row of {self.vocab_size} logits, got {row.shape}")
         params = self.sampling
         copied = False
         if params.repetition_penalty != 1.0:
@@ -152,7 +166,7 @@ class TokenChooser:
         if len(output) < self._min_tokens and self._stop_ids.size:
             row, copied = row if copied else row.copy(), True
             row[self._stop_ids] = -np.inf
-        if self._num_tokens < self._vocab_size:
+        if self._num_tokens < self.vocab_size:
             row = row if copied else row.copy()
             row[self._num_tokens :] = -np.inf
         return row

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 import torch
 
+from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.choosing import Rows, choose_tokens
+from outrider.engine.model import LlamaModel
+from outrider.engine.runner import Runner
 from outrider.engine.sampling import BadLogits, TokenChooser
 from outrider.params import SamplingParams
 from tests.support.implementations import IMPLEMENTATIONS, ops_of
+from tests.support.tiny_models import make_tiny_model
 
 VOCAB_SIZE = 500
 PLAIN = {
@@ -64,6 +71,27 @@ def test_bad_logits_are_one_sequences_trouble(implementation: str, params: Sampl
     assert isinstance(found[1], BadLogits)
     assert str(found[1]) == "the best logit is nan"
     assert found[2] == choose_tokens([unread], None)[0]
+
+
+class Elsewhere:
+    """Logits of a device that is not the CPU."""
+
+    def cpu(self) -> str:
+        """The copy."""
+        return "copied"
+
+
+@pytest.mark.timeout(120)  # the first imports transformers
+@pytest.mark.parametrize("on_device", [False, True])
+def test_logits_stay_where_tokens_are_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_device: bool
+) -> None:
+    """A step copies them to the CPU for operations that choose there, and for no others."""
+    model = LlamaModel.load(make_tiny_model(tmp_path))
+    model.ops = replace(model.ops, chooses_on_device=on_device)
+    monkeypatch.setattr(model, "forward", lambda step, cache: Elsewhere())
+    logits = Runner(model, 1).forward(Batch([BatchItem([1], 0, [0], 1)]))
+    assert isinstance(logits, Elsewhere) if on_device else logits == "copied"
 
 
 def test_which_settings_look_back() -> None:

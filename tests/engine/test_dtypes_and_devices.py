@@ -222,6 +222,24 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch) 
     assert parse_device("cuda:1") == torch.device("cuda", 1)
 
 
+def test_kernels_start_on_the_models_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton's go where the thread's current device is, and not where their tensors are."""
+    chosen = []
+
+    def choose(device: torch.device) -> None:
+        chosen.append(device)
+        raise ModelError("as far as it gets without one")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", choose)
+    with pytest.raises(ModelError, match="as far"):
+        LlamaModel.load(make_tiny_model(tmp_path), "float32", "cuda:1")
+    assert chosen == [torch.device("cuda", 1)]
+
+
 def test_a_whole_step_stays_on_the_models_device(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from outrider.engine.sampling import TokenChooser
 from outrider.params import SamplingParams
+from outrider_kernels.choice import Choice
 from outrider_kernels.mass import MASS_OF_ONE, masses_of, weights_of
 from outrider_kernels.native_build import instruction_sets
 from outrider_kernels.native_library import Library
-from outrider_kernels.native_sampling import Choice, choose
+from outrider_kernels.native_sampling import choose
 from outrider_kernels.noise import gumbel_array
 from tests.support.implementations import library
 

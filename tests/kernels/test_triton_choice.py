@@ -21,7 +21,9 @@ from tests.support.tiny_models import make_tiny_model
 pytest.importorskip("triton")
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-SHAPE = ModelShape(torch.bfloat16, torch.bfloat16, 576, num_heads=9, kv_heads=3, head_dim=64)
+SHAPE = ModelShape(
+    torch.bfloat16, torch.bfloat16, 576, num_heads=9, kv_heads=3, head_dim=64, vocab_size=49152
+)
 
 
 @pytest.fixture
@@ -51,6 +53,7 @@ def test_a_gpu_that_forms_are_compiled_for_gets_them(
         num_rows=8,
     )  # fmt: skip
     assert plan.launches == ((32, 2 + 1 + 1),) and plan.num_merges == 1
+    assert chosen.chooses_on_device and chosen.row_plan is None
 
 
 def test_another_chip_gets_them_only_when_asked(
@@ -87,6 +90,7 @@ def test_chips_of_other_makers_are_not_mistaken(
         ({"num_heads": 65, "kv_heads": 1}, "65 heads share a KV head, at most 64"),
         ({"hidden_size": 16392}, "16392 values, at most 16384"),
         ({"hidden_size": 1028}, "1028 values, at most 1024"),
+        ({"vocab_size": 524289}, "524289 ids, at most 524288"),
     ],
 )
 def test_models_that_do_not_fit_say_why(

@@ -20,7 +20,6 @@ from outrider.engine.rejection import draw_draft
 from outrider.engine.sampling import TokenChooser
 from outrider.engine.sparse_probs import SparseProbs
 from outrider.params import SamplingParams
-from target_service.verifier import Verdict, verify_by_rejection
 from tests.support.chi_square import TOO_UNLIKELY, assert_fits, p_value
 
 VOCAB_SIZE = 7
@@ -121,14 +120,11 @@ def sample(params: SamplingParams, draft: Draft, rejection: bool) -> tuple[tuple
         ends = range(len(confirmed), len(line) + 1)
         rows = torch.from_numpy(np.stack([TARGET(line[:end]) for end in ends]))
         drafts = line[len(confirmed) :]
-        if rejection:
-            verdict = verify_by_rejection(rows, chooser, confirmed, drafts, probs)
-        else:
-            (chosen,) = choose_tokens([Rows(rows, chooser, confirmed, drafts)], None)
-            assert isinstance(chosen, list), chosen
-            verdict = Verdict(chosen, len(chosen) - 1)
-        confirmed += verdict.tokens
-        accepted += verdict.num_accepted
+        sent = probs if rejection else ()
+        (chosen,) = choose_tokens([Rows(rows, chooser, confirmed, drafts, 0, sent)], None)
+        assert isinstance(chosen, list), chosen
+        confirmed += chosen
+        accepted += len(chosen) - 1
     return tuple(confirmed[len(PROMPT) : len(PROMPT) + NUM_JUDGED]), accepted
 
 

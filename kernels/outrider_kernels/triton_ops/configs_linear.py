@@ -21,26 +21,26 @@ ROUND_GROUPS = 64
 _WEIGHTS = {"e4m3": "*u8", "int8": "*i8", "int8_rows": "*i8", "int4": "*u8"}
 
 
-def _tile(kind: str, dtype: str, rows: int) -> tuple[int, int, int, int]:
+def _tile(kind: str, taken: str, rows: int) -> tuple[int, int, int, int]:
     """Outputs and inputs of a tile, warps and stages."""
-    if dtype == "fp32":
+    if taken == "fp32":
         return (32, 32, 4, 3) if kind in WHOLE_KINDS else (16, GROUP, 8, 3)
     if kind in WHOLE_KINDS:
         return (32, 128, 4, 4) if rows <= 32 else (64, 64, 4, 4) if rows == 64 else (128, 64, 8, 3)
     return (32, GROUP, 2, 4) if rows <= 32 else (64, GROUP, 4, 4)
 
 
-def _linear(kind: str, dtype: str, rows: int) -> Variant:
-    outputs, inputs, num_warps, num_stages = _tile(kind, dtype, rows)
-    weights = _WEIGHTS.get(kind, f"*{dtype}")
+def _linear(kind: str, taken: str, given: str, rows: int) -> Variant:
+    outputs, inputs, num_warps, num_stages = _tile(kind, taken, rows)
+    weights = _WEIGHTS.get(kind, f"*{taken}")
     is_whole = kind in WHOLE_KINDS
     types = [
-        ("x", "*i8" if kind == "int8_rows" else f"*{dtype}"),
+        ("out", f"*{given}"),
+        ("x", f"*{taken}"),
         *([] if is_whole else [("x_scales", "*fp32")]),
         ("weight", weights),
         ("scales", "*fp32") if is_whole else ("words", "*i32"),
         ("bias", "*fp32"),
-        ("out", f"*{dtype}"),
         *((name, "i32") for name in ("num_rows", "num_out", "groups", "has_bias")),
     ]
     last = ("INPUTS", inputs) if is_whole else ("STAGES", num_stages)
@@ -51,18 +51,29 @@ def _linear(kind: str, dtype: str, rows: int) -> Variant:
         num_warps=num_warps,
         num_stages=num_stages,
         max_registers=255,
-        copies_16_bytes=dtype != "fp32",
+        copies_16_bytes=taken != "fp32",
     )
 
 
-def _keys() -> list[tuple[str, str, int]]:
-    wide = product(KINDS, ("bf16", "fp16"))
-    keys = [(kind, dtype, n) for kind, dtype in wide for n in TILE_ROWS[kind in WHOLE_KINDS]]
-    return [*keys, *((kind, "fp32", INVARIANT_ROWS) for kind in KINDS)]
+def _keys() -> list[tuple[str, str, str, int]]:
+    def taken(kind: str, dtype: str) -> str:
+        return "i8" if kind == "int8_rows" else dtype
+
+    narrow = ("bf16", "fp16")
+    return [
+        *(
+            (kind, taken(kind, dtype), dtype, rows)
+            for kind, dtype in product(KINDS, narrow)
+            for rows in TILE_ROWS[kind in WHOLE_KINDS]
+        ),
+        *((kind, taken(kind, "fp32"), "fp32", INVARIANT_ROWS) for kind in KINDS),
+        *(("plain", dtype, "fp32", INVARIANT_ROWS) for dtype in narrow),
+    ]
 
 
 LINEAR = {key: _linear(*key) for key in _keys()}
-"""(kind, type of the activations, rows of a tile); float32 is for tests."""
+"""(kind, type of the rows that it takes, type of the result, rows of a tile). float32 rows are for
+tests; a float32 result of narrower rows is for logits."""
 
 ROUND = {
     dtype: Variant(

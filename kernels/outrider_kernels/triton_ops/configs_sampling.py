@@ -7,7 +7,8 @@ from outrider_kernels.triton_ops.variant import Variant
 VOCAB_BLOCK = 2048
 """Ids of a program: 16 of each thread."""
 MAX_BLOCKS = 256
-"""Blocks of a row, so that one program holds what all of them found: 524,288 ids."""
+"""Blocks of a row, so that one program holds what all of them found."""
+MAX_VOCABULARY = MAX_BLOCKS * VOCAB_BLOCK  # 524,288
 MAX_DRAFTS = 64
 """Of one sequence, the limit of its service."""
 SPARSE_ENTRIES = 64

@@ -7,8 +7,7 @@ edits for each row, every id once, and one launch applies all of them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,44 +15,30 @@ import triton
 import triton.language as tl
 from numpy.typing import NDArray
 
+from outrider_kernels.choice import RowEdits
 from outrider_kernels.triton_ops.configs_sampling import EDIT, EDIT_BLOCK
-from outrider_kernels.triton_ops.launch import aligned, launch
+from outrider_kernels.triton_ops.launch import aligned, launch, send
 
 FIELDS = 4
 """Of an edit: row, id, occurrences * 4 + banned * 2 + seen, and the bits of the bias."""
 
 
-@dataclass(frozen=True, slots=True)
-class RowEdits:
-    """What one row's logits are changed by."""
-
-    seen: Sequence[int] = ()
-    """Prompt and output, for the repetition penalty."""
-    output: Sequence[int] = ()
-    """For the penalties that count."""
-    repetition: float = 1.0
-    frequency: float = 0.0
-    presence: float = 0.0
-    bias: Mapping[int, float] = field(default_factory=dict)
-    banned: Collection[int] = ()
-    """Ids that end a text which is too short to end."""
-
-    def table(self, row: int) -> NDArray[np.int32]:
-        """Edits [n, FIELDS]."""
-        seen = np.unique(np.array(self.seen if self.repetition != 1.0 else (), np.int64))
-        counted = self.output if self.frequency or self.presence else ()
-        output, counts = np.unique(np.array(counted, np.int64), return_counts=True)
-        biased = np.array(sorted(self.bias), np.int64)
-        banned = np.unique(np.array(list(self.banned), np.int64))
-        ids = np.unique(np.concatenate([seen, output, biased, banned]))
-        edits = np.zeros((len(ids), FIELDS), np.int32)
-        edits[:, 0], edits[:, 1] = row, ids
-        edits[np.searchsorted(ids, seen), 2] += 1
-        edits[np.searchsorted(ids, banned), 2] += 2
-        edits[np.searchsorted(ids, output), 2] += 4 * counts.astype(np.int32)
-        values = np.array([self.bias[i] for i in biased.tolist()], np.float32)
-        edits[np.searchsorted(ids, biased), 3] = values.view(np.int32)
-        return edits
+def edits_table(edits: RowEdits, row: int) -> NDArray[np.int32]:
+    """A row's edits, [n, FIELDS], every id once."""
+    seen = np.unique(np.array(edits.seen if edits.repetition != 1.0 else (), np.int64))
+    counted = edits.output if edits.frequency or edits.presence else ()
+    output, counts = np.unique(np.array(counted, np.int64), return_counts=True)
+    biased = np.array(sorted(edits.bias), np.int64)
+    banned = np.unique(np.array(list(edits.banned), np.int64))
+    ids = np.unique(np.concatenate([seen, output, biased, banned]))
+    table = np.zeros((len(ids), FIELDS), np.int32)
+    table[:, 0], table[:, 1] = row, ids
+    table[np.searchsorted(ids, seen), 2] += 1
+    table[np.searchsorted(ids, banned), 2] += 2
+    table[np.searchsorted(ids, output), 2] += 4 * counts.astype(np.int32)
+    values = np.array([edits.bias[i] for i in biased.tolist()], np.float32)
+    table[np.searchsorted(ids, biased), 3] = values.view(np.int32)
+    return table
 
 
 @triton.jit(do_not_specialize=["width", "num_edits"])
@@ -87,7 +72,7 @@ def edit(logits: torch.Tensor, rows: Sequence[RowEdits]) -> None:
         raise ValueError(f"logits must be float32 in one piece, got {logits.dtype}")
     if len(rows) != logits.shape[0] or aligned(logits) is not logits:
         raise ValueError(f"{len(rows)} rows of edits do not fit {list(logits.shape)}")
-    tables = [row.table(i) for i, row in enumerate(rows)]
+    tables = [edits_table(row, i) for i, row in enumerate(rows)]
     edits = np.concatenate([np.zeros((0, FIELDS), np.int32), *tables])
     if len(edits) == 0:
         return
@@ -100,8 +85,8 @@ def edit(logits: torch.Tensor, rows: Sequence[RowEdits]) -> None:
         (triton.cdiv(len(edits), EDIT_BLOCK),),
         EDIT,
         logits,
-        torch.from_numpy(edits).to(logits.device, non_blocking=True),
-        penalties.to(logits.device, non_blocking=True),
+        send(torch.from_numpy(edits), logits.device),
+        send(penalties, logits.device),
         logits.shape[1],
         len(edits),
     )

@@ -1,4 +1,4 @@
-"""From tensors to a launch: names of types, alignment, and the one call that starts a kernel."""
+"""From tensors to a launch: types, alignment, copies, and the one call that starts a kernel."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def type_name(tensor: torch.Tensor, *allowed: str) -> str:
 def aligned(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor, or a copy where it does not begin at a multiple of 16 bytes."""
     return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()
+
+
+def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """The CPU's tensor on a device; the host waits for nothing that runs there."""
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], variant: Variant, *args: Any) -> None:

@@ -11,6 +11,7 @@ import torch
 
 from outrider_kernels.model_shape import ModelShape
 from outrider_kernels.triton_ops.configs import ATTENTION, NORM_BLOCKS, UNALIGNED_BLOCK
+from outrider_kernels.triton_ops.configs_sampling import MAX_VOCABULARY
 from outrider_kernels.triton_ops.launch import TYPES
 from outrider_kernels.triton_ops.work import MAX_GROUP
 
@@ -59,6 +60,8 @@ def why_not_for(shape: ModelShape | None) -> str | None:
     widest = UNALIGNED_BLOCK if shape.hidden_size % 8 else NORM_BLOCKS[-1]
     if shape.hidden_size > widest:
         return f"rows have {shape.hidden_size} values, at most {widest} are supported"
+    if shape.vocab_size > MAX_VOCABULARY:
+        return f"the vocabulary has {shape.vocab_size} ids, at most {MAX_VOCABULARY} are supported"
     return None
 
 

@@ -30,7 +30,7 @@ from outrider_kernels.triton_ops.eight_bits import (
     round_to_int8,
 )
 from outrider_kernels.triton_ops.gpu_weight import GpuWeight
-from outrider_kernels.triton_ops.launch import aligned, launch, type_name
+from outrider_kernels.triton_ops.launch import TYPES, aligned, launch, type_name
 
 
 @triton.jit
@@ -55,11 +55,11 @@ def store_tile(sums, bias, out, row, output, num_rows, num_out, has_bias):
 
 @triton.jit(do_not_specialize=["num_rows", "num_out", "groups", "has_bias"])
 def whole_kernel(
+    out,
     x,
     weight,
     scales,
     bias,
-    out,
     num_rows,
     num_out,
     groups,
@@ -109,12 +109,12 @@ def high_half(word, KIND: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_rows", "num_out", "groups", "has_bias"])
 def grouped_kernel(
+    out,
     x,
     x_scales,
     weight,
     words,
     bias,
-    out,
     num_rows,
     num_out,
     groups,
@@ -210,37 +210,36 @@ def linear(
 ) -> torch.Tensor:
     """x @ weight.T + bias for x [rows, in], in the type of x.
 
+    float32 rows are rounded to the type of a plain weight that is narrower, as logits need it.
     ValueError for inputs that do not fit the weight, and for another type of weights or bias.
     """
     num_rows, num_out = x.shape[0], weight.values.shape[0]
-    dtype = type_name(x, "bf16", "fp16", "fp32")
+    given = type_name(x, "bf16", "fp16", "fp32")
     if x.shape[1] != weight.num_in:
         raise ValueError(f"x has {x.shape[1]} inputs, the weight {weight.num_in}")
-    if weight.kind == "plain" and weight.values.dtype != x.dtype:
-        raise ValueError(f"x is {x.dtype}, the weight {weight.values.dtype}")
     if bias is not None and bias.shape != (num_out,):
         raise ValueError(f"a bias of {list(bias.shape)} does not fit {num_out} outputs")
+    out = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device)
+    x_scales = unused = torch.empty(1, dtype=torch.float32, device=x.device)
+    if weight.kind == "plain" and weight.values.dtype != x.dtype:
+        if x.dtype != torch.float32:
+            raise ValueError(f"x is {x.dtype}, the weight {weight.values.dtype}")
+        x = x.to(weight.values.dtype)
     padding = -weight.num_in % GROUP
     x = aligned(F.pad(x, (0, padding)) if padding else x.contiguous())
-    out = torch.empty((num_rows, num_out), dtype=x.dtype, device=x.device)
-    rows = INVARIANT_ROWS
-    if not invariant and dtype != "fp32":
-        sizes = TILE_ROWS[weight.kind in WHOLE_KINDS]
-        rows = next((size for size in sizes if num_rows <= size), sizes[-1])
-    variant = LINEAR[weight.kind, dtype, rows]
-    grid = (triton.cdiv(num_rows, rows) * triton.cdiv(num_out, dict(variant.constants)["OUTPUTS"]),)
-    numbers = (num_rows, num_out, x.shape[1] // GROUP, int(bias is not None))
-    added = (
-        torch.empty(1, dtype=torch.float32, device=x.device)
-        if bias is None
-        else aligned(bias.float())
-    )
-    if weight.kind in WHOLE_KINDS:
-        launch(whole_kernel, grid, variant, x, weight.values, weight.scales, added, out, *numbers)
-        return out
-    x_scales = torch.empty(1, dtype=torch.float32, device=x.device)
     if weight.kind == "int8_rows":
         x, x_scales = round_activations(x)
-    inputs = (x, x_scales, weight.values, weight.scales, added)
-    launch(grouped_kernel, grid, variant, *inputs, out, *numbers)
+    rows = INVARIANT_ROWS
+    if not invariant and given != "fp32":
+        sizes = TILE_ROWS[weight.kind in WHOLE_KINDS]
+        rows = next((size for size in sizes if num_rows <= size), sizes[-1])
+    variant = LINEAR[weight.kind, TYPES[x.dtype], given, rows]
+    grid = (triton.cdiv(num_rows, rows) * triton.cdiv(num_out, dict(variant.constants)["OUTPUTS"]),)
+    added = unused if bias is None else aligned(bias.float())
+    numbers = (num_rows, num_out, x.shape[1] // GROUP, int(bias is not None))
+    packed = (weight.values, weight.scales, added)
+    if weight.kind in WHOLE_KINDS:
+        launch(whole_kernel, grid, variant, out, x, *packed, *numbers)
+    else:
+        launch(grouped_kernel, grid, variant, out, x, x_scales, *packed, *numbers)
     return out

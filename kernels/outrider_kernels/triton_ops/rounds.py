@@ -13,8 +13,10 @@ import numpy as np
 import torch
 
 from outrider_kernels.triton_ops.configs_sampling import MAX_DRAFTS, SPARSE_ENTRIES
+from outrider_kernels.triton_ops.launch import send
 
 NO_ID = 0x7FFFFFFF
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Rounds:
     def pack(
         drafts: Sequence[Sequence[int]],
         draft_probs: Sequence[Sequence[Mapping[int, float]]] | None = None,
-        device: torch.device | str = "cpu",
+        device: torch.device = _CPU,
     ) -> Rounds:
         """Of each sequence's drafts, and for rejection the distribution that each was drawn from.
 
@@ -47,7 +49,8 @@ class Rounds:
         sequences = np.array([*zip(starts[:-1], map(len, drafts), strict=True)], np.int32)
         rows = np.array([draft for mine in drafts for draft in (*mine, -1)], np.int64)
         packed = Rounds(
-            torch.from_numpy(sequences.reshape(-1, 2)).to(device), torch.from_numpy(rows).to(device)
+            send(torch.from_numpy(sequences.reshape(-1, 2)), device),
+            send(torch.from_numpy(rows), device),
         )
         if draft_probs is None:
             return packed
@@ -57,13 +60,14 @@ class Rounds:
         for row, (draft, entries) in enumerate(zip(rows.tolist(), of_rows, strict=True)):
             if len(entries) > SPARSE_ENTRIES or (draft >= 0 and not entries.get(draft, 0) > 0):
                 raise ValueError(f"draft {draft} does not come from {len(entries)} entries")
-            ids[row, : len(entries)] = sorted(entries)
+            # Ids that no vocabulary has may be any number; what they weigh counts all the same.
+            ids[row, : len(entries)] = np.minimum(sorted(entries), NO_ID)
             probs[row, : len(entries)] = [entries[i] for i in sorted(entries)]
         return Rounds(
             packed.sequences,
             packed.drafts,
-            torch.from_numpy(ids).to(device),
-            torch.from_numpy(probs).to(device),
+            send(torch.from_numpy(ids), device),
+            send(torch.from_numpy(probs), device),
         )
 
     def check(self, num_rows: int) -> None:

@@ -17,7 +17,7 @@ from outrider_kernels.triton_ops.configs_sampling import (
     CUT,
     DRAW,
     FINISH,
-    MAX_BLOCKS,
+    MAX_VOCABULARY,
     VOCAB_BLOCK,
 )
 from outrider_kernels.triton_ops.cuts import cut_kernel
@@ -126,7 +126,7 @@ def choose(logits: torch.Tensor, settings: torch.Tensor) -> torch.Tensor:
 
     A row is bad if it holds NaN or infinity or has no finite logit at all. settings are those of
     `settings_table`, on the logits' device. ValueError for another type, shape, or a vocabulary of
-    more than MAX_BLOCKS * VOCAB_BLOCK ids.
+    more than MAX_VOCABULARY ids.
     """
     scan = Scan(logits, settings)
     tokens = torch.empty(len(settings), dtype=torch.int64, device=logits.device)
@@ -148,9 +148,8 @@ class Scan:
             raise ValueError(f"logits must be float32 in one piece, got {logits.dtype}")
         if settings.shape != (num_rows, FIELDS) or settings.dtype != torch.int64:
             raise ValueError(f"settings of {list(settings.shape)} do not fit {num_rows} rows")
-        if not 0 < vocab <= MAX_BLOCKS * VOCAB_BLOCK:
-            limit = MAX_BLOCKS * VOCAB_BLOCK
-            raise ValueError(f"rows of {vocab} ids, from 1 to {limit} are supported")
+        if not 0 < vocab <= MAX_VOCABULARY:
+            raise ValueError(f"rows of {vocab} ids, from 1 to {MAX_VOCABULARY} are supported")
         self.logits, self.settings = aligned(logits), aligned(settings.contiguous())
         self.num_rows, self.blocks = num_rows, triton.cdiv(vocab, VOCAB_BLOCK)
         self.unit = 4 if vocab % 4 == 0 else 1

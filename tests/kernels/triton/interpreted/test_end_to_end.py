@@ -1,6 +1,6 @@
 """A target and a drafter on Triton's kernels: drafts change no token.
 
-Noise and choosing are the CPU's, as on a GPU today.
+Noise is the CPU's to the last bit, and tokens are chosen by the kernels.
 """
 
 from __future__ import annotations

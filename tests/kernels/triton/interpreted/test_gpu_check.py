@@ -25,17 +25,20 @@ CONFIG = replace(
 @pytest.mark.timeout(900)
 def test_kernels_are_right() -> None:
     """Each kernel, type and cache, on one small step."""
-    checks = check_kernels(CPU, widths=(72,), heads=[(4, 2, 64)], shares=[(20, 3), (0, 2)])
+    checks = check_kernels(
+        CPU, widths=(72,), heads=[(4, 2, 64)], shares=[(20, 3), (0, 2)], matrices=[(72, 50)],
+        vocabularies=[300],
+    )  # fmt: skip
     assert [check for check in checks if not check.ok] == []
     assert {check.name.split()[0] for check in checks} == {
-        "rms_norm", "add_rms_norm", "silu_mul", "rotary", "attention",
+        "rms_norm", "add_rms_norm", "silu_mul", "rotary", "attention", "linear", "choose",
     }  # fmt: skip
 
 
 def test_a_wrong_kernel_and_one_that_fails_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Checks go on behind both."""
     monkeypatch.setattr(elementwise, "silu_mul", lambda x: x[:, : x.shape[1] // 2])
-    checks = check_kernels(CPU, widths=(72, 1025), heads=[])
+    checks = check_kernels(CPU, widths=(72, 1025), heads=[], matrices=[], vocabularies=[])
     wrong = {check.name for check in checks if not check.ok}
     types = ("bfloat16", "float16", "float32")
     assert {f"silu_mul {name} 72" for name in types} <= wrong

@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
+from outrider_kernels import rounded_weight
 from outrider_kernels.kv_scaled import round_rows, widen_rows
 from outrider_kernels.quantise import quantise_nibbles, quantise_rows, quantise_weight
 from outrider_kernels.triton_ops import linear
 from outrider_kernels.triton_ops.configs_linear import KINDS
-from outrider_kernels.triton_ops.gpu_weight import pack
+from outrider_kernels.triton_ops.gpu_weight import lookup, pack, pack_either
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 TOLERANCE = {torch.bfloat16: 3e-3, torch.float16: 4e-4, torch.float32: 1e-6}
@@ -106,6 +107,46 @@ def test_weights_take_the_memory_that_they_should() -> None:
     assert share["e4m3"] == 1 + 4 / 640
     assert share["int8"] == share["int8_rows"] == 1 + 2 / 32
     assert share["int4"] == 0.5 + 4 / 32
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+def test_logits_are_float32(dtype: torch.dtype) -> None:
+    """float32 rows and a narrower weight: rows are rounded like it, and the result is not."""
+    x, weight, bias = make(5, 100, 37, dtype)
+    wide = x.float() * 1.001
+    got = linear.linear(wide, pack(weight), bias)
+    expected = wide.to(dtype).double() @ weight.double().T + bias.double()
+    assert got.dtype == torch.float32
+    assert (got - expected).norm() <= 1e-6 * expected.norm()
+    for kind in ("int8_rows", "int4"):
+        got = linear.linear(wide, pack(weight, kind), bias)
+        expected = reference(wide, weight, kind) + bias.double()
+        assert got.dtype == torch.float32
+        assert (got - expected).norm() <= 1e-6 * expected.norm()
+
+
+@pytest.mark.parametrize("kind", ["plain", "int8_rows"])
+@each_dtype
+def test_tables_give_their_rows_back(dtype: torch.dtype, kind: str) -> None:
+    """Any rows in any order, as what the packed table stands for, in its type."""
+    for num_in in (64, 72, 100):
+        _, table, _ = make(1, num_in, 40, dtype)
+        rows = torch.tensor([3, 39, 0, 3])
+        got = lookup(pack(table, kind), rows)
+        assert got.dtype == dtype
+        assert torch.equal(got, meaning(table, kind)[rows].to(dtype))
+    with pytest.raises(ValueError, match="int4"):
+        lookup(pack(table, "int4"), rows)
+
+
+def test_a_matrix_is_packed_in_four_bits_where_that_loses_nothing() -> None:
+    """And else in eight, as the CPU's; the engine is told which."""
+    _, weight, _ = make(1, 96, 24, torch.bfloat16)
+    exact = torch.arange(96 * 24).view(24, 96) % 16 * torch.ones(1, dtype=torch.bfloat16)
+    for matrix in (weight, exact):
+        assert pack_either(matrix).type == rounded_weight.pack_either(matrix).type
+    assert [pack_either(matrix).kind for matrix in (weight, exact)] == ["int8_rows", "int4"]
+    assert [pack(weight.to(dtype)).type for dtype in DTYPES] == ["bfloat16", "float16", "float32"]
 
 
 def test_no_rows_are_no_work() -> None:

@@ -11,10 +11,10 @@ import torch
 
 from outrider.engine.sampling import BadLogits, TokenChooser
 from outrider.params import SamplingParams
+from outrider_kernels.choice import RowEdits
 from outrider_kernels.mass import masses_of, weights_of
 from outrider_kernels.noise import Stream, gumbel_array
 from outrider_kernels.triton_ops import edits, noise, sampling
-from outrider_kernels.triton_ops.edits import RowEdits
 from outrider_kernels.triton_ops.settings import RowSettings, settings_table
 
 PARAMS = {
