@@ -5,7 +5,8 @@
     <cache>/kernels/.lock           held by whoever compiles
 
 Each library ends with the hash of its bytes. The cache's are compared with it before they are
-loaded: a file that a full disk or a power cut damaged would end the process without a word.
+loaded: a file that a full disk or a power cut damaged would end the process without a word. What
+no process has started with for KEPT_DAYS is removed when another library is compiled.
 
 The cache is $OUTRIDER_CACHE, else $XDG_CACHE_HOME/outrider, else ~/.cache/outrider. A library is
 for one instruction set and needs nothing but the C++ runtime: it fits any processor that has the
@@ -18,6 +19,7 @@ compiled, and imports nothing but the standard library.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import logging
@@ -30,6 +32,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -57,6 +60,7 @@ UNITS = ("isa", "sums", "attention", "sampling")
 PLAIN_UNITS = ("api", "team", "pack")
 COMPILE_TIMEOUT_S = 300.0
 LOCK_TIMEOUT_S = 300.0
+KEPT_DAYS = 30.0
 SEAL = hashlib.sha256
 """Of what a library ends with; loaders do not look behind the last section."""
 
@@ -103,6 +107,8 @@ def find_library(isa: str) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             _compile_once(compiler, isa, path)
         _check_owner(path)
+        with contextlib.suppress(OSError):  # a cache that can only be read
+            os.utime(path)
     except OSError as error:
         raise Unavailable(f"the compiled kernels cannot be kept: {error}") from error
     return path
@@ -142,10 +148,13 @@ def compile_library(compiler: list[str], isa: str, path: Path) -> None:
             [
                 [*compiler, *FLAGS, *flags, "-c", f"{SOURCES / name}.cpp", "-o", objects[name]]
                 for name, flags in units
-            ]
+            ],
+            folder,
         )
         library = Path(folder) / path.name
-        _run_all([[*compiler, "-shared", "-pthread", *objects.values(), "-o", str(library)]])
+        _run_all(
+            [[*compiler, "-shared", "-pthread", *objects.values(), "-o", str(library)]], folder
+        )
         code = library.read_bytes()
         library.write_bytes(code + SEAL(code).digest())
         library.chmod(0o755)
@@ -153,33 +162,50 @@ def compile_library(compiler: list[str], isa: str, path: Path) -> None:
     logger.info("compiled the operations for %s in %.1f s", isa, time.monotonic() - began)
 
 
-def _run_all(commands: list[list[str]]) -> None:
-    """Run them side by side; Unavailable with what the compiler says of the first that fails."""
-    running = []
+def _run_all(commands: list[list[str]], folder: str) -> None:
+    """Run them side by side; Unavailable with what the compiler says of the first that fails.
+
+    Their temporary files are in the folder, and what they start ends with them.
+    """
+    running: list[subprocess.Popen[str]] = []
     try:
-        for command in commands:
-            running.append(
-                subprocess.Popen(
-                    command,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    text=True,
-                    errors="replace",
+        with _process_group() as group:
+            for command in commands:
+                running.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=subprocess.DEVNULL,
+                        stderr=subprocess.PIPE,
+                        text=True,
+                        errors="replace",
+                        env={**os.environ, "TMPDIR": folder},
+                        process_group=group,
+                    )
                 )
-            )
-        for process in running:
-            errors = process.communicate(timeout=COMPILE_TIMEOUT_S)[1]
-            if process.returncode:
-                said = next((line for line in errors.splitlines() if "error" in line), errors[:200])
-                raise Unavailable(f"the C++ compiler {commands[0][0]} failed: {said.strip()}")
+            for process in running:
+                errors = process.communicate(timeout=COMPILE_TIMEOUT_S)[1]
+                if process.returncode:
+                    lines = (line for line in errors.splitlines() if "error" in line)
+                    said = next(lines, errors[:200]).strip()
+                    raise Unavailable(f"the C++ compiler {commands[0][0]} failed: {said}")
     except subprocess.TimeoutExpired:
         raise Unavailable(f"the C++ compiler took more than {COMPILE_TIMEOUT_S:.0f} s") from None
     finally:
         for process in running:
-            if process.poll() is None:
-                process.kill()
             process.communicate()
+
+
+@contextlib.contextmanager
+def _process_group() -> Iterator[int]:
+    """A group for processes, all of which are killed when this is left, or when this process dies.
+
+    A compiler's own children are: ending it alone would leave them. The first of the group waits
+    for the end of a pipe that nobody writes to and that ends with us, however we end.
+    """
+    command = ["sh", "-c", "read nothing; kill -s KILL 0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, process_group=0) as first:
+        yield first.pid
 
 
 def _compile_once(compiler: list[str], isa: str, path: Path) -> None:
@@ -202,6 +228,10 @@ def _compile_once(compiler: list[str], isa: str, path: Path) -> None:
             shutil.rmtree(leftover, ignore_errors=True)
         logger.info("compiling the operations for %s, this once: %s", isa, path)
         compile_library(compiler, isa, path)
+        for other in path.parent.glob("outrider-kernels-*.so"):
+            with contextlib.suppress(OSError):  # another user's
+                if time.time() - other.stat().st_mtime > KEPT_DAYS * 86400:
+                    other.unlink()
 
 
 def _version_of(compiler: list[str]) -> str:

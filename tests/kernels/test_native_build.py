@@ -6,11 +6,13 @@ Compilers are small scripts here.
 from __future__ import annotations
 
 import logging
+import os
 import re
 import stat
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -207,6 +209,70 @@ def test_a_compiler_that_fails_is_a_reason_for_plain_torch(
     (warning,) = [each for each in caplog.records if each.levelno == logging.WARNING]
     assert reason in warning.getMessage()
     assert not list(cache.glob("kernels/.partial-*"))
+
+
+@pytest.mark.parametrize(
+    ("body", "timeout_s", "reason"),
+    [
+        ("sleep 60", 0.3, "took more than"),
+        (
+            'case "$*" in *isa.cpp*) until [ -e $TMPDIR/on ]; do sleep 0.02; done; exit 1;; esac; '
+            "touch $TMPDIR/on; sleep 60",
+            60.0,
+            "failed",
+        ),
+    ],
+)
+def test_nothing_goes_on_behind_a_failure(
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    body: str,
+    timeout_s: float,
+    reason: str,
+) -> None:
+    """One that takes too long, and those beside one that fails: with all that they started."""
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, body)))
+    monkeypatch.setattr(native_build, "COMPILE_TIMEOUT_S", timeout_s)
+    with pytest.raises(Unavailable, match=reason):
+        find_library("generic")
+
+
+def test_compilers_end_with_the_service(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while it compiles: they and what they started end; the next start clears up."""
+    alive, folder = tmp_path / "alive", cache / "kernels"
+    os.mkfifo(alive)
+    body = f"touch $TMPDIR/of-its-own; exec 3> {alive}; sleep 60"
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, body)))
+    service = subprocess.Popen([sys.executable, native_build.__file__, str(folder)])
+    with alive.open() as held:
+        service.kill()
+        service.wait()
+        assert held.read() == ""  # the end of the file: nobody holds it any more
+    assert list(folder.glob(".partial-*/of-its-own"))
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, 'echo code > "$out"')))
+    library = find_library("generic")
+    assert {path.name for path in folder.iterdir()} == {".lock", library.name}
+
+
+def test_a_library_that_nobody_uses_goes_in_the_end(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When another is compiled, and only then; a start with it counts as use."""
+    monkeypatch.setenv("CXX", str(make_compiler(tmp_path, 'echo code > "$out"')))
+    used, unused = find_library("generic"), find_library("avx2")
+    foreign = cache / "kernels" / "another.so"
+    foreign.touch()
+    long_ago = time.time() - 31 * 86400
+    for path in (used, unused, foreign):
+        os.utime(path, (long_ago, long_ago))
+    assert find_library("generic") == used
+    assert unused.exists()
+    monkeypatch.setattr(native_build, "FLAGS", (*native_build.FLAGS, "-g"))
+    other = find_library("generic")
+    assert set((cache / "kernels").glob("*.so")) == {used, other, foreign}
 
 
 @pytest.mark.parametrize(
