@@ -3,9 +3,10 @@
     python -m bench.gpu_check
 
 Every kernel against plain torch on the CPU; SmolLM2 with drafts and without, token by token (random
-weights where the real ones are not in the cache); the steps of a random model with 8 thousand
-million weights beside what the memory's speed allows. Exit status: 0, all right; 1, something is
-wrong, and the JSON says what; 2, there is no GPU that could be asked.
+weights where the real ones are not in the cache), and with captured graphs and without, step by
+step; the steps of a random model with 8 thousand million weights, with graphs and without, beside
+what the memory's speed allows. Exit status: 0, all right; 1, something is wrong, and the JSON says
+what; 2, there is no GPU that could be asked.
 
 Nothing is downloaded, and nothing is needed but torch, Triton and numpy.
 """
@@ -47,6 +48,7 @@ def run(device: str) -> dict[str, Any]:
     import torch
     import triton
 
+    from bench.gpu_graphs import check_graphs
     from bench.gpu_kernels import check_kernels
     from bench.gpu_models import CONFIG_8B, random_model, small_model
     from bench.gpu_same_output import check_same_output
@@ -71,10 +73,15 @@ def run(device: str) -> dict[str, Any]:
         report[f"same_output_{dtype}_{kv_dtype}"] = {"real_weights": is_real, **found}
         ok &= not any(each["differing"] for each in found.values())
         _say(began, f"with and without drafts in {dtype}, cache {kv_dtype}: {found}")
+        graphs = report[f"graphs_{dtype}_{kv_dtype}"] = check_graphs(model)
+        ok &= graphs["replayed"] == graphs["steps"] and not graphs["differing"]
+        ok &= not graphs["waits"]
+        _say(began, f"with and without graphs in {dtype}, cache {kv_dtype}: {graphs}")
     report["gb_s"] = round(read_gb_s(place))
     large = random_model(CONFIG_8B, torch.bfloat16, place, "triton")
-    report["steps_8b"] = check_speed(large, report["gb_s"])
-    _say(began, f"{report['gb_s']} GB/s; steps: {report['steps_8b']}")
+    for name, graph_rows in (("steps_8b", 0), ("steps_8b_graphs", 64)):
+        report[name] = check_speed(large, report["gb_s"], graph_rows=graph_rows)
+        _say(began, f"{report['gb_s']} GB/s; {name}: {report[name]}")
     return report | {"ok": ok, "seconds": round(time.monotonic() - began, 1)}
 
 

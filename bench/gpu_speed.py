@@ -70,13 +70,18 @@ def check_speed(
     shapes: Sequence[tuple[int, int]] = SHAPES,
     context: int = CONTEXT,
     rounds: int = ROUNDS,
+    graph_rows: int = 0,
 ) -> dict[str, Any]:
     """Milliseconds of a step to its token ids, beside reading all weights and keys once.
 
     Greedy; and, as `filtered_ms`, with the filters that take the longest to choose from.
+    graph_rows: as for a Runner.
     """
     blocks_each = -(-context // BLOCK_SIZE)
-    runner = Runner(model, max(sequences for sequences, _ in shapes) * blocks_each)
+    num_blocks = max(sequences for sequences, _ in shapes) * blocks_each
+    runner = Runner(model, num_blocks, graph_rows=graph_rows)
+    if runner.graphs is not None:
+        runner.graphs.capture()
     block_bytes = runner.cache.block_bytes
     report: dict[str, Any] = {"weight_gib": round(model.weight_bytes / 2**30, 3)}
     for sequences, tokens in shapes:

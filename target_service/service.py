@@ -169,7 +169,8 @@ class TargetService:
         each = model.block_bytes(BLOCK_SIZE)
         num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
         loaded_s = time.monotonic()
-        runner = Runner(model, num_blocks, BLOCK_SIZE)
+        graph_rows = min(settings.graph_rows, settings.step_tokens)
+        runner = Runner(model, num_blocks, BLOCK_SIZE, graph_rows=graph_rows)
         runner.warm(str(folder))
         identity = Identity(
             model_name=display_name(settings.model),

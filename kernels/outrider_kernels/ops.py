@@ -24,13 +24,15 @@ from outrider_kernels.native_library import NATIVE_VERSION, Library, load_librar
 from outrider_kernels.quantise import EITHER
 from outrider_kernels.rounded_weight import Int4Weight, Int8Weight, pack_either
 from outrider_kernels.triton_ops import gpu_weight
+from outrider_kernels.triton_ops.configs import INVARIANT_SPLIT
+from outrider_kernels.triton_ops.frames import Frames
 from outrider_kernels.triton_ops.limits import (
     largest_tile,
     why_not_for,
     why_not_on,
     why_not_tried_on,
 )
-from outrider_kernels.triton_ops.work import INVARIANT_SPLIT, Work
+from outrider_kernels.triton_ops.work import Work
 
 logger = logging.getLogger(__name__)
 
@@ -87,6 +89,8 @@ class Ops:
     were drawn from; else logits are the CPU's, rows are edited before, and there is no chance."""
     warm_choosing: Callable[[torch.Tensor], None] | None = None
     """Given logits, compiles what is compiled when `choose` first needs it."""
+    frames: Callable[..., Frames] | None = None
+    """Where steps can be captured: the memory that such a step reads."""
     first_steps: tuple[int, ...] = (0,)
     """Tokens behind which a step must stand once before all that is compiled on first use is."""
 
@@ -181,7 +185,15 @@ _TRITON_PACKS: dict[str | None, Callable[[torch.Tensor], Weight]] = {
 def _triton_ops(device: torch.device, rounding: str | None, shape: ModelShape) -> Ops:
     import triton
 
-    from outrider_kernels.triton_ops import attention, choosing, linear, rotary_write, rows, work
+    from outrider_kernels.triton_ops import (
+        attention,
+        choosing,
+        linear,
+        rotary_write,
+        rows,
+        spread,
+        work,
+    )
 
     name = f"{device.type}-triton{TRITON_VERSION}-{triton.__version__}"
     logger.info("operations are Triton's kernels (%s)", name)
@@ -197,6 +209,7 @@ def _triton_ops(device: torch.device, rounding: str | None, shape: ModelShape) -
         silu_mul=rows.silu_mul,
         rotate_and_write=rotary_write.rotate_and_write,
         plan_attention=partial(work.plan_attention, max_tile=largest_tile(shape)),
+        frames=partial(Frames, max_tile=largest_tile(shape), spread=spread.spread),
         paged_attention=attention.paged_attention,
         scales_apart=True,
         choose=choosing.choose,

@@ -6,11 +6,14 @@ requests, of sampling, or of why a token is in the batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from outrider.engine.batch import Batch, BatchItem
 from outrider.engine.block_pool import BLOCK_SIZE
+from outrider.engine.graphs import Graphs
 from outrider.engine.model import LlamaModel, StepInput
 from outrider.model_error import ModelError
 
@@ -18,9 +21,21 @@ from outrider.model_error import ModelError
 class Runner:
     """A model with a paged cache of its own."""
 
-    def __init__(self, model: LlamaModel, num_blocks: int, block_size: int = BLOCK_SIZE) -> None:
+    def __init__(
+        self,
+        model: LlamaModel,
+        num_blocks: int,
+        block_size: int = BLOCK_SIZE,
+        *,
+        graph_rows: int = 0,
+    ) -> None:
+        """graph_rows: of the largest step that `warm` captures, where steps can be; 0: none."""
         self.model = model
         self.cache = model.new_cache(num_blocks, block_size)
+        self.graphs: Graphs | None = None
+        """Steps that they compute give logits that are good until the next step."""
+        if graph_rows and model.ops.frames is not None:
+            self.graphs = Graphs(model, self.cache, graph_rows, self._check_blocks)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -32,7 +47,9 @@ class Runner:
             self._check(item)
         if not batch.items:
             return torch.empty(0, self.model.config.vocab_size)
-        logits = self.model.forward(self._step_input(batch), self.cache)
+        logits = self._replay(batch)
+        if logits is None:
+            logits = self.model.forward(self._step_input(batch), self.cache)
         return logits if self.model.ops.chooses_on_device else logits.cpu()
 
     def warm(self, name: str) -> None:
@@ -53,6 +70,16 @@ class Runner:
                 )
             if self.model.ops.warm_choosing is not None:
                 self.model.ops.warm_choosing(logits)
+        if self.graphs is not None:
+            self.graphs.capture()
+
+    def _replay(self, batch: Batch) -> torch.Tensor | None:
+        """The logits of a captured step, None where there is none for this batch."""
+        logits = None if self.graphs is None else self.graphs.replay(batch)
+        if logits is None:
+            for item in batch.items:
+                self._check_blocks(item.block_table)
+        return logits
 
     def _check(self, item: BatchItem) -> None:
         """Raise ValueError for an item that would read or write outside its blocks."""
@@ -65,7 +92,10 @@ class Runner:
             )
         if not 0 <= min(item.token_ids) <= max(item.token_ids) < self.model.config.vocab_size:
             raise ValueError("a token id outside the vocabulary")
-        if not 0 <= min(item.block_table) <= max(item.block_table) < self.cache.num_blocks:
+
+    def _check_blocks(self, blocks: Sequence[int]) -> None:
+        """Raise ValueError for blocks that the cache does not have."""
+        if not 0 <= min(blocks) <= max(blocks) < self.cache.num_blocks:
             raise ValueError("a block outside the cache")
 
     def _step_input(self, batch: Batch) -> StepInput:
@@ -99,6 +129,7 @@ class Runner:
         device = self.model.device
         joined = [*token_ids, *padding, *positions, *padding, *slots, *logit_rows]
         sizes = [num_rows, num_rows, len(slots), len(logit_rows)]
-        numbers = torch.from_numpy(np.array(joined, dtype=np.int64)).to(device)
+        numbers = torch.from_numpy(np.array(joined, dtype=np.int64))
+        numbers = numbers.to(device, non_blocking=True)
         ids, at, into, wanted = torch.split(numbers, sizes)
         return StepInput(ids, at, into, wanted, plan.to(device))

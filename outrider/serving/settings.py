@@ -20,6 +20,8 @@ MAX_THREADS = 4096
 """More than a machine has cores, and few enough to be started."""
 MAX_SPIN_US = 10_000
 """Longer than a small model's step: then its threads never sleep."""
+MAX_GRAPH_ROWS = 1024
+"""More rows keep a device busy for longer than their launches take."""
 
 
 OTHER_VARIABLES = {
@@ -191,6 +193,12 @@ class TargetSettings(_Checked):
         low=0,
         high=MAX_SPIN_US,
     )
+    graph_rows: int = setting(
+        256,
+        "Most rows of a step that a GPU replays as a captured graph. 0: no graphs.",
+        low=0,
+        high=MAX_GRAPH_ROWS,
+    )
     kv_tokens: int = setting(0, "Tokens that the paged cache holds. All four 0: 16384.", low=0)
     kv_blocks: int = setting(0, "Its size in blocks of 16 tokens instead.", low=0)
     kv_bytes: int = setting(0, "Its size in bytes instead.", low=0)
@@ -257,6 +265,9 @@ class DraftSettings(_Checked):
     threads: int = setting(1, "Threads of a model step. 0: one a core.", low=0, high=MAX_THREADS)
     spin_us: int = setting(
         5, "How long one waits awake, as the target's, in microseconds.", low=0, high=MAX_SPIN_US
+    )
+    graph_rows: int = setting(
+        256, "Of the model's steps on a GPU; see the target's.", low=0, high=MAX_GRAPH_ROWS
     )
     kv_tokens: int = setting(16384, "Tokens that the model's paged cache holds.", low=16)
     kv_dtype: str = setting(

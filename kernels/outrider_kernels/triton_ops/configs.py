@@ -61,6 +61,8 @@ PAGE_SIZE = 16
 """Tokens of a block of the cache."""
 KEY_TILE = 64
 """Keys that a step of attention's loop takes at most; splits are multiples of it."""
+INVARIANT_SPLIT = 512
+"""Keys of a split in work.py's invariant mode, a multiple of KEY_TILE."""
 HEAD_DIMS = (16, 32, 64, 80, 96, 128)
 """16 and 32 in float32 only: models of tests."""
 BLOCK_ROWS = (16, 32, 64, 128)
@@ -176,8 +178,25 @@ ROTARY = {key: _rotary(*key) for key in dict.fromkeys(key[:3] for key in ATTENTI
 """(type, type of the cache, head size)"""
 
 
+SPREAD_BLOCK = 32
+"""Rows, units and merges of a program, and tiles that it looks at together."""
+_SPREAD_READS = ("tiles", "blocks", "ids", "wanted")
+_SPREAD_WIDE = ("wide_ids", "positions", "slots", "wide_wanted")
+SPREAD = Variant(
+    "spread.spread_kernel",
+    (
+        *((name, "*i32") for name in _SPREAD_READS),
+        *((name, "*i64") for name in _SPREAD_WIDE),
+        *((name, "*i32") for name in ("units", "merges")),
+        *((name, "i32") for name in ("num_rows", "num_units", "num_tiles")),
+    ),
+    (("PAGE", PAGE_SIZE), ("SPLIT", INVARIANT_SPLIT), ("BLOCK", SPREAD_BLOCK)),
+    num_warps=1,
+)
+
+
 def all_variants() -> list[Variant]:
     """All of the tables."""
     tables = (NORM, SILU, ROTARY, ATTENTION, MERGE)
     own = [variant for table in tables for variant in table.values()]
-    return [*own, *linear_variants(), *sampling_variants()]
+    return [*own, SPREAD, *linear_variants(), *sampling_variants()]

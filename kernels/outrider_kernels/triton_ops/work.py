@@ -23,10 +23,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from outrider_kernels.triton_ops.configs import BLOCK_ROWS, KEY_TILE, PAGE_SIZE
+from outrider_kernels.triton_ops.configs import (
+    BLOCK_ROWS,
+    INVARIANT_SPLIT,
+    KEY_TILE,
+    PAGE_SIZE,
+)
 
-INVARIANT_SPLIT = 512
-"""Keys of a split in invariant mode, a multiple of KEY_TILE."""
 INVARIANT_TOKENS = 8
 """Tokens that a tile of invariant mode should hold: a usual round of verification."""
 MIN_SPLIT = 256
@@ -38,16 +41,6 @@ larger tiles are for the chunks of prompts."""
 UNIT_FIELDS, MERGE_FIELDS = 8, 4
 
 Array = NDArray[np.int32]
-
-
-@dataclass(frozen=True, slots=True)
-class Capacity:
-    """Sizes that a plan is padded to, so that one captured graph serves many steps."""
-
-    units: int
-    merges: int
-    blocks: int
-    partials: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +80,12 @@ def plan_attention(
     invariant: bool = True,
     num_processors: int = 132,
     max_tile: int = BLOCK_ROWS[-1],
-    capacity: Capacity | None = None,
 ) -> Work:
     """Index arithmetic of a step: sequence i forwards query_lens[i] tokens from position starts[i].
 
     num_rows >= sum(query_lens) is the height of q; rows after the tokens become zeros. max_tile is
-    the largest tile that the tables have for q's type: 32 for float32, else 128. With a capacity
-    there is one launch, padded. ValueError for a block size other than PAGE_SIZE, for more heads
-    on a KV head than MAX_GROUP or max_tile, and for a step that exceeds the capacity.
+    the largest tile that the tables have for q's type: 32 for float32, else 128. ValueError for a
+    block size other than PAGE_SIZE, and for more heads on a KV head than MAX_GROUP or max_tile.
     """
     group = num_heads // kv_heads
     if block_size != PAGE_SIZE:
@@ -111,9 +102,9 @@ def plan_attention(
     parts: list[tuple[int, Array]] = []
     merges: list[Array] = []
     num_partials = 0
-    shares = _shares(lens, group, capacity is not None, invariant, max_tile)
+    shares = _shares(lens, group, invariant, max_tile)
     for block_rows, members in shares:
-        tiles = _cut(lens, start, places, members, block_rows // group)
+        tiles = cut_tiles(lens, start, places, members, block_rows // group)
         split = INVARIANT_SPLIT if invariant else _split_for(tiles, kv_heads, num_processors)
         units, merge, num_partials = _split(tiles, split, num_partials)
         parts.append((block_rows, units))
@@ -121,14 +112,6 @@ def plan_attention(
     padding = _padding(int(lens.sum()), num_rows, shares[0][0] // group)
     parts[0] = (parts[0][0], np.concatenate([parts[0][1], padding]))
     merged = np.concatenate(merges)
-    if capacity is not None:
-        wanted = (len(parts[0][1]), len(merged), len(blocks), num_partials)
-        limits = (capacity.units, capacity.merges, capacity.blocks, capacity.partials)
-        if any(n > limit for n, limit in zip(wanted, limits, strict=True)):
-            raise ValueError(f"a step of {wanted} units, merges, blocks, partials exceeds {limits}")
-        parts[0] = (parts[0][0], _grow(parts[0][1], capacity.units))
-        merged, blocks = _grow(merged, capacity.merges), _grow(blocks, capacity.blocks)
-        num_partials = capacity.partials
     flat = np.concatenate([*(units.reshape(-1) for _, units in parts), merged.reshape(-1), blocks])
     return Work(
         torch.from_numpy(flat),
@@ -140,13 +123,15 @@ def plan_attention(
 
 
 def _shares(
-    lens: NDArray[np.int64], group: int, one_launch: bool, invariant: bool, max_tile: int
+    lens: NDArray[np.int64], group: int, invariant: bool, max_tile: int
 ) -> list[tuple[int, NDArray[np.int64]]]:
     """(rows of a tile, sequences) of each launch: long chunks apart from the few rows of others."""
     everything = np.flatnonzero(lens)
-    tokens = INVARIANT_TOKENS if invariant else int(lens.max(initial=1))
+    if invariant:
+        return [(invariant_tile(group, max_tile), everything)]
+    tokens = int(lens.max(initial=1))
     limit = min(max_tile, ROUND_ROWS)
-    if invariant or one_launch or tokens * group <= limit or max_tile == limit:
+    if tokens * group <= limit or max_tile == limit:
         return [(_rows_for(tokens * group, group, limit), everything)]
     is_long = lens * group > limit
     short = np.flatnonzero(~is_long & (lens > 0))
@@ -156,13 +141,18 @@ def _shares(
     return shares
 
 
+def invariant_tile(group: int, max_tile: int) -> int:
+    """Rows of a tile in invariant mode; it holds that many // group tokens."""
+    return _rows_for(INVARIANT_TOKENS * group, group, min(max_tile, ROUND_ROWS))
+
+
 def _rows_for(wanted: int, group: int, limit: int) -> int:
     """The smallest tile that holds the wanted rows, or the largest up to the limit."""
     allowed = [rows for rows in BLOCK_ROWS if group <= rows <= limit]
     return next((rows for rows in allowed if rows >= wanted), allowed[-1])
 
 
-def _cut(
+def cut_tiles(
     lens: NDArray[np.int64],
     start: NDArray[np.int64],
     places: NDArray[np.int64],
@@ -218,10 +208,3 @@ def _padding(num_tokens: int, num_rows: int, tokens: int) -> Array:
     units[:, 1] = np.minimum(tokens, num_rows - first)
     units[:, 6] = -1
     return units
-
-
-def _grow(rows: Array, size: int) -> Array:
-    """With zeros behind: units without tokens, merges without splits."""
-    grown = np.zeros((size, *rows.shape[1:]), dtype=np.int32)
-    grown[: len(rows)] = rows
-    return grown

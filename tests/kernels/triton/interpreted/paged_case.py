@@ -9,7 +9,7 @@ import torch
 from outrider_kernels.kv_scaled import round_rows, widen_rows
 from outrider_kernels.reference import reference_paged_attention
 from outrider_kernels.triton_ops.attention import paged_attention
-from outrider_kernels.triton_ops.work import Capacity, plan_attention
+from outrider_kernels.triton_ops.work import plan_attention
 
 PAGE = 16
 SCALED = {"int8": torch.int8, "e4m3": torch.float8_e4m3fn}
@@ -34,7 +34,6 @@ class Case:
         num_rows: int | None = None,
         invariant: bool = True,
         num_processors: int = 132,
-        capacity: Capacity | None = None,
     ) -> torch.Tensor:
         """The kernels' output, with rows of NaN behind the tokens up to num_rows."""
         num_tokens, heads, head_dim = self.q.shape
@@ -51,7 +50,6 @@ class Case:
             invariant=invariant,
             num_processors=num_processors,
             max_tile=32 if self.q.dtype == torch.float32 else 128,
-            capacity=capacity,
         )
         q = torch.cat([self.q, padding])
         return paged_attention(q, self.k_cache, self.v_cache, work, self.k_scales, self.v_scales)

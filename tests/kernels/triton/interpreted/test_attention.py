@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from outrider_kernels.triton_ops.work import Capacity, plan_attention
+from outrider_kernels.triton_ops.work import plan_attention
 from tests.kernels.triton.interpreted.paged_case import Case, make_case
 
 TOLERANCE = {torch.bfloat16: 1.2e-2, torch.float16: 1.5e-3, torch.float32: 2e-6}
@@ -106,23 +106,6 @@ def test_bits_do_not_depend_on_the_chip_in_invariant_mode() -> None:
     """How many processors there are decides only the fast mode."""
     case = make_case([(530, 2), (40, 9)], 3, 1, 32)
     assert torch.equal(case.attend(num_processors=1), case.attend(num_processors=1000))
-
-
-def test_one_capacity_serves_steps_of_several_shapes() -> None:
-    """Padded plans lie alike and give the bits of plans that are not padded."""
-    capacity = Capacity(units=12, merges=12, blocks=80, partials=24)
-    sizes = set()
-    for shares in ([(520, 5), (30, 3)], [(0, 1)], [(600, 4), (3, 2)]):
-        case = make_case(shares, 3, 1, 32)
-        assert torch.equal(case.attend(capacity=capacity), case.attend())
-        plan = plan_attention(
-            case.query_lens, case.starts, case.tables, block_size=16, num_heads=3, kv_heads=1,
-            num_rows=10, capacity=capacity,
-        )  # fmt: skip
-        sizes.add((plan.buffer.numel(), plan.launches, plan.num_merges, plan.num_partials))
-    assert len(sizes) == 1
-    with pytest.raises(ValueError, match="exceeds"):
-        make_case([(600, 200)], 3, 1, 32).attend(capacity=capacity)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

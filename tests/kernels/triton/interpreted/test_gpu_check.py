@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from bench.gpu_check import PRECISIONS
+from bench.gpu_graphs import check_graphs
 from bench.gpu_kernels import check_kernels
 from bench.gpu_models import SMOLLM2_CONFIG, random_model
 from bench.gpu_same_output import check_same_output
@@ -62,7 +63,17 @@ def test_steps_are_compared_with_memory() -> None:
     """Every shape has a time and a floor below it."""
     model = random_model(CONFIG, torch.bfloat16, CPU, "triton")
     gb_s = read_gb_s(CPU, num_bytes=1 << 20, rounds=2)
-    report = check_speed(model, gb_s, shapes=((1, 1), (2, 3)), context=32, rounds=1)
+    report = check_speed(model, gb_s, shapes=((1, 1), (2, 3)), context=32, rounds=1, graph_rows=4)
     assert report.pop("weight_gib") >= 0
     assert set(report) == {"1 x 1", "2 x 3"}
     assert all(step["floor_ms"] >= 0 and step["over_floor"] > 1 for step in report.values())
+
+
+def test_captured_steps_are_compared() -> None:
+    """All of them are replayed, none differs, and tables are laid out ahead."""
+    model = random_model(CONFIG, torch.float32, CPU, "triton")
+    report = check_graphs(model, lengths=(4, 20), k=2, rounds=4, graph_rows=8)
+    # The first step knows that of the prompt which was short enough to be replayed.
+    assert report == {
+        "steps": 4, "replayed": 4, "differing": 0, "known_tables": 0.875, "waits": "",
+    }  # fmt: skip
