@@ -35,12 +35,17 @@ def _set_threads(threads: int) -> None:
 
 
 def _end_with_parent(parent: int) -> None:
-    """Get SIGTERM when the parent dies, however it dies. Linux only; elsewhere nothing happens."""
+    """Drain when the parent dies, however it dies. Linux only; elsewhere nothing happens.
+
+    The kernel sends the signal for each thread of the parent that a child outlives, so it must be
+    one that does not count as a second one; and `up` may run under nohup, which ignores it.
+    """
     if not hasattr(ctypes.CDLL(None), "prctl"):
         return
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
     if os.getppid() != parent:  # it died before the call
-        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGHUP)
 
 
 def _run(service: str, values: dict[str, Any]) -> None:

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -17,6 +16,7 @@ from outrider.cli.demo import free_ports
 from outrider.cli.log_lines import readable
 from outrider.cli.stack import Stack, StackError
 from outrider.serving.settings import DraftSettings
+from tests.support.processes import ends
 
 
 @pytest.fixture
@@ -25,20 +25,6 @@ def stack() -> Iterator[Stack]:
     made = Stack(lambda service, line: None)
     yield made
     made.kill()
-
-
-def ends(pid: int, within_s: float) -> bool:
-    """The process is gone, or a zombie, before the time is over."""
-    deadline = time.monotonic() + within_s
-    while time.monotonic() < deadline:
-        try:
-            with open(f"/proc/{pid}/stat") as file:
-                if file.read().rpartition(")")[2].split()[0] == "Z":
-                    return True
-        except FileNotFoundError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_a_service_starts_serves_and_drains(stack: Stack) -> None:

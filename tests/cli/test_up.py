@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +21,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from outrider.cli.demo import free_ports
 from outrider.cli.generate import generate
+from protos.outrider.v1 import inference_pb2, inference_pb2_grpc
+from tests.support.processes import ends
 from tests.support.tiny_models import make_tiny_model
 
 pytestmark = pytest.mark.timeout(90)
@@ -35,10 +37,10 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Up:
     """A running `outrider up` and its output."""
 
-    def __init__(self, arguments: list[str]) -> None:
+    def __init__(self, arguments: list[str], before: Sequence[str] = ()) -> None:
         gateway, target, draft = free_ports(3)
         self.gateway = f"127.0.0.1:{gateway}"
-        command = [sys.executable, "-m", "outrider", "up", f"--gateway-port={gateway}"]
+        command = [*before, sys.executable, "-m", "outrider", "up", f"--gateway-port={gateway}"]
         command += [f"--target-port={target}", f"--draft-port={draft}", "--gateway-http-port=0"]
         command += [f"--{each}-metrics-port=0" for each in ("gateway", "target", "draft")]
         command += arguments
@@ -83,9 +85,9 @@ class Up:
 
 
 @contextmanager
-def running(*arguments: str) -> Iterator[Up]:
-    """`outrider up` that never outlives the test."""
-    up = Up(list(arguments))
+def running(*arguments: str, before: Sequence[str] = ()) -> Iterator[Up]:
+    """`outrider up` that never outlives the test. before: a command that runs it."""
+    up = Up(list(arguments), before)
     try:
         yield up
     finally:
@@ -159,3 +161,22 @@ def test_a_second_signal_kills(model: Path) -> None:
         up.process.send_signal(signal.SIGTERM)
         assert up.process.wait(timeout=10) == 128 + signal.SIGTERM
         assert not any(Path(f"/proc/{pid}").exists() for pid in children)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks the Linux kernel")
+@pytest.mark.parametrize("before", [[], ["nohup"]], ids=["plain", "nohup"])
+def test_answers_come_to_their_end_when_up_is_killed(model: Path, before: list[str]) -> None:
+    """SIGKILL on `up` is a drain of its services: open answers end as they would, then all go."""
+    request = inference_pb2.GenerateRequest(text="the sea", n=8)
+    request.stopping.max_tokens, request.stopping.ignore_eos = 450, True
+    with running(f"--model={model}", before=before) as up:
+        up.wait_for("ready: ")
+        children = [up.child(service) for service in ("gateway", "target", "draft")]
+        with grpc.insecure_channel(up.gateway) as channel:
+            answer = inference_pb2_grpc.InferenceStub(channel).Generate(request, timeout=60)
+            messages = [next(answer)]
+            up.process.kill()
+            messages += answer
+        finishes = [m.finish for m in messages if m.WhichOneof("event") == "finish"]
+        assert [each.usage.completion_tokens for each in finishes] == [450] * 8
+        assert all(ends(child, within_s=20) for child in children)

@@ -17,6 +17,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping
 from pathlib import Path
@@ -175,3 +176,17 @@ async def running_process(
     with killed_at_end(spawn(service, log_folder, **settings)) as process:
         await process.wait_listening()
         yield process
+
+
+def ends(pid: int, within_s: float) -> bool:
+    """The process is gone, or a zombie, before the time is over."""
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        try:
+            with open(f"/proc/{pid}/stat") as file:
+                if file.read().rpartition(")")[2].split()[0] == "Z":
+                    return True
+        except FileNotFoundError:
+            return True
+        time.sleep(0.05)
+    return False
