@@ -63,9 +63,9 @@ class TableLayout:
         self._array = array
         self._placed.clear()
 
-    def place(self, table: Sequence[int]) -> int:
+    def place(self, table: list[int]) -> int:
         """Where the table begins, once it is there. Raises what `check` raises."""
-        mine = [*table[: self._most_blocks]]  # whose it is may change it
+        mine = table[: self._most_blocks]  # a copy: whose it is may change it
         known = self._take(mine)
         place, have = (self.end, 0) if known is None else (known.place, len(known.table))
         new = mine[have:]
