@@ -16,6 +16,7 @@ from outrider.engine.block_pool import BLOCK_SIZE
 from outrider.engine.graphs import Graphs
 from outrider.engine.model import LlamaModel, StepInput
 from outrider.model_error import ModelError
+from outrider_kernels.triton_ops.launch import send
 
 
 class Runner:
@@ -129,7 +130,6 @@ class Runner:
         device = self.model.device
         joined = [*token_ids, *padding, *positions, *padding, *slots, *logit_rows]
         sizes = [num_rows, num_rows, len(slots), len(logit_rows)]
-        numbers = torch.from_numpy(np.array(joined, dtype=np.int64))
-        numbers = numbers.to(device, non_blocking=True)
+        numbers = send(torch.from_numpy(np.array(joined, dtype=np.int64)), device)
         ids, at, into, wanted = torch.split(numbers, sizes)
         return StepInput(ids, at, into, wanted, plan.to(device))

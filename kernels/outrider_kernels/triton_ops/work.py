@@ -29,6 +29,7 @@ from outrider_kernels.triton_ops.configs import (
     KEY_TILE,
     PAGE_SIZE,
 )
+from outrider_kernels.triton_ops.launch import send
 
 INVARIANT_TOKENS = 8
 """Tokens that a tile of invariant mode should hold: a usual round of verification."""
@@ -57,7 +58,7 @@ class Work:
 
     def to(self, device: torch.device) -> Work:
         """The same on a device, in one copy."""
-        return replace(self, buffer=self.buffer.to(device, non_blocking=True))
+        return replace(self, buffer=send(self.buffer, device))
 
     def parts(self) -> tuple[list[torch.Tensor], torch.Tensor, torch.Tensor]:
         """Views: units of each launch, merges, blocks."""
