@@ -21,6 +21,7 @@ from outrider.engine.capture import Capture, HostBuffer, reserved_bytes
 from outrider.engine.kv_cache import KVCache
 from outrider.engine.model import LlamaModel, StepInput
 from outrider.engine.table_layout import Array, TableLayout
+from outrider.model_error import ModelError
 from outrider_kernels.triton_ops.frames import Frame
 
 logger = logging.getLogger(__name__)
@@ -72,15 +73,25 @@ class Graphs:
 
     @torch.inference_mode()
     def capture(self) -> None:
-        """All graphs, the largest first, whose memory the others then share."""
+        """All graphs, the largest first, whose memory the others then share.
+
+        Raises ModelError where the device's memory does not do.
+        """
         before, capture = reserved_bytes(self._model.device), Capture(self._model.device)
-        for size in reversed(self._sizes):
-            frame = self._frames.frame(size)
-            # Nothing but padding, for the steps of the capture itself.
-            self._frames.fill(self._now.numbers, frame, [], [], [], [], [])
-            self._now.send(self._frames.layout, self._frames.tables)
-            self._now.wait()
-            self._captured[size] = frame, capture.capture(self._work_of(frame))
+        try:
+            for size in reversed(self._sizes):
+                frame = self._frames.frame(size)
+                # Nothing but padding, for the steps of the capture itself.
+                self._frames.fill(self._now.numbers, frame, [], [], [], [], [])
+                self._now.send(self._frames.layout, self._frames.tables)
+                self._now.wait()
+                self._captured[size] = frame, capture.capture(self._work_of(frame))
+        except torch.OutOfMemoryError as error:
+            raise ModelError(
+                f"graph_rows: graphs for steps of up to {self._sizes[-1]} rows do not fit into the "
+                f"device's memory beside weights and cache; lower it, or make the cache smaller: "
+                f"{error}"
+            ) from None
         taken = reserved_bytes(self._model.device) - before
         logger.info(
             "%d graphs captured, for steps of up to %d rows; they take %d MiB",

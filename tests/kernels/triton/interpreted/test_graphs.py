@@ -11,9 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.gpu_models import SMOLLM2_CONFIG, random_model
 from outrider.engine.batch import Batch, BatchItem
+from outrider.engine.capture import Capture, Work
 from outrider.engine.graphs import Graphs, row_sizes
 from outrider.engine.model import LlamaModel
 from outrider.engine.runner import Runner
+from outrider.model_error import ModelError
 
 CONFIG = replace(
     SMOLLM2_CONFIG, vocab_size=50, hidden_size=40, intermediate_size=48, num_layers=2,
@@ -192,3 +194,17 @@ def test_no_step_waits_for_what_the_device_computes(model: LlamaModel, graph_row
         torch.ones(1).item()
     with NoReading():
         runner.forward(batch)
+
+
+def test_too_little_memory_names_the_setting(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Graphs come after the cache was sized, so it is there that a device may run out."""
+
+    def run_out(self: Capture, work: Work) -> Work:
+        raise torch.OutOfMemoryError("tried to allocate 2 GiB")
+
+    monkeypatch.setattr(Capture, "capture", run_out)
+    runner = Runner(model, NUM_BLOCKS, graph_rows=GRAPH_ROWS)
+    with pytest.raises(ModelError, match="graph_rows: .* 16 rows .* tried to allocate 2 GiB"):
+        graphs_of(runner).capture()
