@@ -36,9 +36,8 @@ def aligned(tensor: torch.Tensor) -> torch.Tensor:
 
 def send(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """The CPU's tensor on a device; the host waits for nothing that runs there."""
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)
+    pinned = tensor.pin_memory() if device.type == "cuda" else tensor
+    return pinned.to(device, non_blocking=True)
 
 
 def launch(kernel: Any, grid: tuple[int, ...], variant: Variant, *args: Any) -> None:
