@@ -53,8 +53,10 @@ def run(device: str) -> dict[str, Any]:
     from bench.gpu_models import CONFIG_8B, random_model, small_model
     from bench.gpu_same_output import check_same_output
     from bench.gpu_speed import check_speed, read_gb_s
+    from outrider.engine.device import parse_device
 
-    began, place = time.monotonic(), torch.device(device)
+    began, place = time.monotonic(), parse_device(device)
+    torch.cuda.set_device(place)  # where Triton's kernels start, wherever their tensors are
     major, minor = torch.cuda.get_device_capability(place)
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(place),

@@ -65,10 +65,10 @@ def _product_error(
     if kind == "int8_rows":
         values, scales = quantise_rows(x)
         taken = (values * scales[..., None]).flatten(1)[:, : x.shape[1]]
-    return error_of(found, taken.double() @ _meaning(weight, kind).double().T)
+    return error_of(found, taken.double() @ meaning(weight, kind).double().T)
 
 
-def _meaning(weight: torch.Tensor, kind: str) -> torch.Tensor:
+def meaning(weight: torch.Tensor, kind: str) -> torch.Tensor:
     """What a packed weight stands for, float32 [out, in]."""
     if kind == "plain":
         return weight.float()

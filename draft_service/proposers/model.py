@@ -211,7 +211,8 @@ def _load(settings: DraftSettings) -> tuple[Runner, ProposerIdentity]:
     size = PoolSize(tokens=settings.kv_tokens)
     num_blocks = size.num_blocks(each, BLOCK_SIZE, free_bytes(model.device))
     loaded_s = time.monotonic()
-    runner = Runner(model, num_blocks, BLOCK_SIZE, graph_rows=settings.graph_rows)
+    graph_rows = min(settings.graph_rows, STEP_TOKENS)
+    runner = Runner(model, num_blocks, BLOCK_SIZE, graph_rows=graph_rows)
     runner.warm(str(folder))
     identity = ProposerIdentity(
         proposer="model",

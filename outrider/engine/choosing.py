@@ -91,6 +91,8 @@ def token_logprobs(
     if not on_device:
         pairs = zip(rows, tokens, strict=True)
         return [logprobs(logits[row], token)[0] for row, token in pairs]
+    if not rows:
+        return []  # nobody waits for a step without tokens
     places = send(torch.tensor([rows, tokens], dtype=torch.int64), logits.device)
     own = logits.index_select(0, places[0])
     chosen = own.gather(1, places[1, :, None]).squeeze(1)

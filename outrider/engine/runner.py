@@ -42,7 +42,8 @@ class Runner:
     def forward(self, batch: Batch) -> torch.Tensor:
         """Compute the batch; float32 [sum(num_logits), vocab_size], in batch order.
 
-        On the device where operations choose tokens there, and else on the CPU.
+        On the device where operations choose tokens there, and then good until the next step; else
+        on the CPU.
         """
         for item in batch.items:
             self._check(item)

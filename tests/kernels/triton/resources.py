@@ -30,13 +30,17 @@ def row(variant: Variant) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def listed() -> dict[str, str]:
+    """Lines of the table as it is, by their forms' names, in order."""
+    lines = _parts(PAGE.read_text())[1].splitlines()
+    return {line.split("`")[1]: line for line in lines if line.startswith("| `")}
+
+
 def main() -> None:
     """Replace the part between the markers."""
     chips = " | ".join(f"{chip} registers / spilled | {chip} shared" for chip in CHIPS)
-    before, old, after = _parts(PAGE.read_text())
-    known = {line.split("`")[1]: line for line in old.splitlines() if line.startswith("| `")}
-    if "--new" not in sys.argv:
-        known = {}
+    before, _, after = _parts(PAGE.read_text())
+    known = listed() if "--new" in sys.argv else {}
     missing = [variant for variant in all_variants() if variant.name not in known]
     with ProcessPoolExecutor(WORKERS) as pool:
         for variant, line in zip(missing, pool.map(row, missing), strict=True):

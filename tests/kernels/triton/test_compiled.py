@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from outrider_kernels.triton_ops.configs import all_variants
 from outrider_kernels.triton_ops.variant import Variant
 from tests.kernels.triton.aot import SHARED_LIMITS, compile_for, kernel_of
+from tests.kernels.triton.resources import listed
 
 SAMPLE = 13
 """One form in so many is compiled in the short suite, all of them in the slow one."""
@@ -65,9 +66,10 @@ def test_other_chips(kernel: str, target: str) -> None:
 
 
 def test_names_are_unique() -> None:
-    """Two forms of one name would be one line in the table of resources."""
+    """Two forms of one name would be one line in the table of resources, which has them all."""
     names = [variant.name for variant in all_variants()]
     assert len(set(names)) == len(names)
+    assert list(listed()) == names
 
 
 @pytest.mark.parametrize("kernel", sorted({variant.kernel for variant in all_variants()}))

@@ -13,6 +13,7 @@ from outrider.engine.rejection import draw_draft
 from outrider.engine.sampling import BadLogits, TokenChooser, logprobs
 from outrider.params import SamplingParams
 from outrider_kernels.triton_ops import choosing
+from tests.kernels.triton.interpreted.readings import Readings
 
 VOCAB_SIZE, NUM_TOKENS, STOP = 500, 490, 9
 PARAMS = {
@@ -126,7 +127,9 @@ def test_drafts_stand_by_chance_beside_those_that_match() -> None:
                 probs.append(sent)
             rows = rows._replace(drafts=drafts, draft_probs=probs)
         mixed.append(rows)
-    found = choose(mixed)
+    with Readings() as readings:
+        found = choose(mixed)
+    assert readings.names == ["tolist"]  # the tokens of all, in one go
     assert found == choose_tokens(mixed, None)
     by_chance = [tokens for tokens in found[1::2] if isinstance(tokens, list)]
     assert {1, 3} <= {len(tokens) for tokens in by_chance}
@@ -156,4 +159,8 @@ def test_logprobs_of_tokens() -> None:
     expected = [logprobs(logits[row], token)[0] for row, token in zip(rows, tokens, strict=True)]
     assert token_logprobs(logits, rows, tokens, on_device=False) == expected
     assert token_logprobs(logits, rows, tokens, on_device=True) == pytest.approx(expected, abs=1e-5)
-    assert token_logprobs(logits, [], [], on_device=True) == []
+    with Readings() as readings:
+        assert token_logprobs(logits, [], [], on_device=True) == []
+        assert readings.names == []
+        token_logprobs(logits, rows, tokens, on_device=True)
+    assert readings.names == ["tolist"]

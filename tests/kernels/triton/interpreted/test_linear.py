@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from bench.gpu_products import meaning
 from outrider_kernels import rounded_weight
-from outrider_kernels.kv_scaled import round_rows, widen_rows
-from outrider_kernels.quantise import quantise_nibbles, quantise_rows, quantise_weight
+from outrider_kernels.quantise import quantise_rows
 from outrider_kernels.triton_ops import linear
 from outrider_kernels.triton_ops.configs_linear import KINDS
 from outrider_kernels.triton_ops.gpu_weight import lookup, pack, pack_either
@@ -28,21 +28,6 @@ def make(
     weight = torch.randn(num_out, num_in, generator=generator) / num_in**0.5
     bias = torch.randn(num_out, generator=generator)
     return x.to(dtype), weight.to(dtype), bias.to(dtype)
-
-
-def meaning(weight: torch.Tensor, kind: str) -> torch.Tensor:
-    """What a packed weight stands for, float32 [out, in]."""
-    if kind == "plain":
-        return weight.float()
-    if kind == "e4m3":
-        return widen_rows(*round_rows(weight, torch.float8_e4m3fn))
-    if kind == "int4":
-        nibbles, steps, lowest = quantise_nibbles(weight)
-        wide = nibbles * steps.float()[..., None] + lowest.float()[..., None]
-    else:
-        values, scales = quantise_weight(weight)
-        wide = values * scales.float()[..., None]
-    return wide.flatten(1)[:, : weight.shape[1]]
 
 
 def reference(x: torch.Tensor, weight: torch.Tensor, kind: str) -> torch.Tensor:
