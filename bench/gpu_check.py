@@ -21,7 +21,14 @@ from collections.abc import Sequence
 from typing import Any
 
 NO_GPU = 2
-PRECISIONS = (("bfloat16", "auto"), ("float32", "auto"), ("bfloat16", "int8"), ("bfloat16", "e4m3"))
+PRECISIONS = (
+    ("bfloat16", "auto"),
+    ("float32", "auto"),
+    ("int8", "auto"),
+    ("int4", "auto"),
+    ("bfloat16", "int8"),
+    ("bfloat16", "e4m3"),
+)
 """dtype and kv_dtype of a model with drafts and without."""
 
 
@@ -80,10 +87,14 @@ def run(device: str) -> dict[str, Any]:
         ok &= not graphs["waits"]
         _say(began, f"with and without graphs in {dtype}, cache {kv_dtype}: {graphs}")
     report["gb_s"] = round(read_gb_s(place))
-    large = random_model(CONFIG_8B, torch.bfloat16, place, "triton")
-    for name, graph_rows in (("steps_8b", 0), ("steps_8b_graphs", 64)):
-        report[name] = check_speed(large, report["gb_s"], graph_rows=graph_rows)
-        _say(began, f"{report['gb_s']} GB/s; {name}: {report[name]}")
+    _say(began, f"{report['gb_s']} GB/s")
+    for dtype in ("bfloat16", "int8", "int4"):
+        large = random_model(CONFIG_8B, dtype, place, "triton")
+        for name, graph_rows in (("eager", 0), ("graphs", 64)):
+            steps = check_speed(large, report["gb_s"], graph_rows=graph_rows)
+            report[f"steps_8b_{dtype}_{name}"] = steps
+            _say(began, f"steps in {dtype}, {name}: {steps}")
+        del large  # before the next one's weights are made
     return report | {"ok": ok, "seconds": round(time.monotonic() - began, 1)}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from outrider.engine.config import ModelConfig
+from outrider.engine.device import parse_dtype, rounding_of
 from outrider.engine.model import LlamaModel
 from outrider.models.errors import NotFetched
 from outrider.models.resolve import resolve
@@ -55,24 +56,24 @@ def small_model(
         return LlamaModel.load(folder, dtype, device, kernels, kv_dtype), True
     except (NotFetched, ImportError) as reason:
         print(f"random weights in place of {SMOLLM2}: {reason}", flush=True)
-    made = random_model(
-        SMOLLM2_CONFIG, getattr(torch, dtype), torch.device(device), kernels, kv_dtype
-    )
-    return made, False
+    return random_model(SMOLLM2_CONFIG, dtype, torch.device(device), kernels, kv_dtype), False
 
 
 def random_model(
     config: ModelConfig,
-    dtype: torch.dtype,
+    dtype: str,
     device: torch.device,
     kernels: str,
     kv_dtype: str = "auto",
 ) -> LlamaModel:
-    """A model of a size, with weights whose sums stay as large as their inputs."""
+    """A model of a size, with weights whose sums stay as large as their inputs.
+
+    dtype: as in settings, but for "auto".
+    """
     generator = torch.Generator(device).manual_seed(0)
 
     def matrix(num_out: int, num_in: int) -> torch.Tensor:
-        made = torch.empty(num_out, num_in, dtype=dtype, device=device)
+        made = torch.empty(num_out, num_in, dtype=parse_dtype(dtype), device=device)
         return made.normal_(0.0, num_in**-0.5, generator=generator)
 
     hidden, inner = config.hidden_size, config.intermediate_size
@@ -99,5 +100,10 @@ def random_model(
         for name, (num_out, num_in) in sizes.items():
             tensors[f"{prefix}.{name}.weight"] = matrix(num_out, num_in)
     return LlamaModel(
-        config, tensors, weights_fingerprint="random", kernels=kernels, kv_dtype=kv_dtype
+        config,
+        tensors,
+        weights_fingerprint="random",
+        kernels=kernels,
+        rounding=rounding_of(dtype),
+        kv_dtype=kv_dtype,
     )

@@ -1,14 +1,14 @@
 """Texts of an engine without drafts, one by one, and with drafts, all together: equal or not.
 
 Drafts are what followed the last two tokens where they stood before, and something wrong where they
-never did, so that some stand and some fall. Choosing is EXACT_MATCH's, greedy and seeded.
+never did, so that some stand and some fall. Choosing is EXACT_MATCH's, with each of SETTINGS.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outrider.engine.batch import Batch, BatchItem
@@ -21,6 +21,8 @@ from outrider.params import SamplingParams
 
 GREEDY = SamplingParams(temperature=0.0)
 SEEDED = SamplingParams(temperature=0.8, top_p=0.95, seed=7)
+PENALISED = replace(SEEDED, repetition_penalty=1.2, presence_penalty=0.5)
+SETTINGS = {"greedy": GREEDY, "seeded": SEEDED, "penalised": PENALISED}
 LENGTHS = (5, 18, 40, 130, 200, 33)
 """Tokens of the prompts: random ones, the second half like the first."""
 
@@ -104,7 +106,7 @@ def check_same_output(
 ) -> dict[str, Any]:
     """Texts that differ, and how many drafts stood, by settings."""
     report: dict[str, Any] = {}
-    for name, sampling in (("greedy", GREEDY), ("seeded", SEEDED)):
+    for name, sampling in SETTINGS.items():
         off = make_texts(model, lengths, num_new, sampling)
         runner = Runner(model, off[-1].blocks[-1] + 1)
         for text in off:

@@ -52,7 +52,7 @@ def test_a_wrong_kernel_and_one_that_fails_are_told(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize(("dtype", "kv_dtype"), PRECISIONS)
 def test_output_is_the_same_with_drafts(dtype: str, kv_dtype: str) -> None:
     """Of a random model; some drafts stand, some do not."""
-    model = random_model(CONFIG, getattr(torch, dtype), CPU, "triton", kv_dtype)
+    model = random_model(CONFIG, dtype, CPU, "triton", kv_dtype)
     report = check_same_output(model, lengths=(4, 20), num_new=12, k=3)
     for found in report.values():
         assert found["differing"] == 0 and found["texts"] == 2
@@ -61,7 +61,7 @@ def test_output_is_the_same_with_drafts(dtype: str, kv_dtype: str) -> None:
 
 def test_steps_are_compared_with_memory() -> None:
     """Every shape has a time and a floor below it."""
-    model = random_model(CONFIG, torch.bfloat16, CPU, "triton")
+    model = random_model(CONFIG, "bfloat16", CPU, "triton")
     gb_s = read_gb_s(CPU, num_bytes=1 << 20, rounds=2)
     report = check_speed(model, gb_s, shapes=((1, 1), (2, 3)), context=32, rounds=1, graph_rows=4)
     assert report.pop("weight_gib") >= 0
