@@ -62,7 +62,7 @@ def pack(weight: torch.Tensor, kind: str = "plain") -> GpuWeight:
         return GpuWeight(kind, values, scales, num_in, weight.dtype)
 
     if kind == "plain":
-        return packed(aligned(whole), whole.new_empty(1, dtype=torch.float32))
+        return packed(aligned(whole), whole.new_empty(0, dtype=torch.float32))
     if kind == "e4m3":
         values, scales = round_rows(whole, torch.float8_e4m3fn)
         return packed(values.view(torch.uint8), scales)
