@@ -97,11 +97,9 @@ def cache_folder() -> Path:
 
 def find_library(isa: str) -> Path:
     """The library for one of `instruction_sets`, compiled now if it must be. Raises Unavailable."""
-    beforehand = BEFOREHAND / f"{_name(isa)}.so"
-    if beforehand.exists():
-        return beforehand
-    compiler = find_compiler()
-    path = cache_folder() / f"{_name(isa, _version_of(compiler))}.so"
+    path, compiler = _place_of(isa)
+    if compiler is None:
+        return path
     try:
         if not is_whole(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -112,6 +110,25 @@ def find_library(isa: str) -> Path:
     except OSError as error:
         raise Unavailable(f"the compiled kernels cannot be kept: {error}") from error
     return path
+
+
+def prospect() -> str:
+    """What a service's start will find for this processor, in words; compiles and loads nothing.
+    Raises Unavailable where it will find that there is nothing."""
+    isa = runnable_sets()[0]
+    path, compiler = _place_of(isa)
+    if compiler is None or is_whole(path):
+        return f"compiled C++ for {isa}"
+    return f"C++ for {isa}, which {compiler[0]} compiles at the first start"
+
+
+def _place_of(isa: str) -> tuple[Path, list[str] | None]:
+    """Where a library is or will be, and the compiler that makes it; None: it came with us."""
+    beforehand = BEFOREHAND / f"{_name(isa)}.so"
+    if beforehand.exists():
+        return beforehand, None
+    compiler = find_compiler()
+    return cache_folder() / f"{_name(isa, _version_of(compiler))}.so", compiler
 
 
 def is_whole(path: Path) -> bool:

@@ -1,4 +1,5 @@
-"""What `outrider doctor` says of this machine: packages, CPU, threads, GPU, environment.
+"""What `outrider doctor` says of this machine: packages, CPU, threads, operations, GPU,
+environment.
 
 Works without torch, and says what is missing without it. Knows nothing of services and models.
 """
@@ -17,6 +18,7 @@ from outrider.cli.finding import Finding, ok, problem, warning
 from outrider.cli.service_links import ADVICE, links_told
 from outrider.serving.cores import usable_cores
 from outrider.serving.settings import DraftSettings, TargetSettings
+from outrider_kernels.native_build import Unavailable, prospect
 
 # Package, the extra that brings it (None: the base install), and whether it may be missing.
 PACKAGES: tuple[tuple[str, str | None, bool], ...] = (
@@ -44,6 +46,7 @@ def check_machine(
     yield from check_packages()
     yield _cpu()
     yield _threads(target, draft)
+    yield from _operations(target, draft)
     yield _gpu(_import_torch())
     yield _environment(environment)
     links = links_told(environment)
@@ -122,6 +125,20 @@ def _threads(target: TargetSettings, draft: DraftSettings | None) -> Finding:
     if helper > cores:
         return warning("threads", text, "set --draft-threads=1: more only take turns")
     return ok("threads", text)
+
+
+def _operations(target: TargetSettings, draft: DraftSettings | None) -> Iterator[Finding]:
+    """Whether models on the CPU have the fast ones, unless none is to use them."""
+    models: list[TargetSettings | DraftSettings] = [target]
+    if draft is not None and draft.proposer == "model":
+        models.append(draft)
+    if not any(each.device == "cpu" and each.kernels == "auto" for each in models):
+        return
+    try:
+        yield ok("operations", prospect())
+    except Unavailable as reason:
+        text = f"plain torch, which is right but slow: {reason}"
+        yield warning("operations", text, "install a C++ compiler, such as g++")
 
 
 def _import_torch() -> Any:

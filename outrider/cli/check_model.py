@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -83,6 +84,11 @@ def _check(
         free = free_bytes_of(settings.device)
     except ModelError as error:
         yield problem(f"{service} device", str(error), f"set [{service}] device")
+        return
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if settings.device == "cpu" and settings.kernels == "triton" and not interpreted:
+        text = "Triton's kernels need a GPU, the device is cpu"
+        yield problem(f"{service} kernels", text, f"set [{service}] kernels to auto, or device")
         return
     precision = choose_precision(settings.dtype, settings.device)
     kv_dtype = choose_kv_precision(settings.kv_dtype, precision)

@@ -25,8 +25,8 @@ MAX_GRAPH_ROWS = 1024
 
 
 OTHER_VARIABLES = {
-    "OUTRIDER_CACHE": "Folder of fetched and converted models. Unset: outrider in $XDG_CACHE_HOME "
-    "or ~/.cache.",
+    "OUTRIDER_CACHE": "Folder of models, fetched or converted, and of compiled operations. Unset: "
+    "outrider in $XDG_CACHE_HOME or ~/.cache.",
     "OUTRIDER_ADDRESS": "Gateway that generate and chat ask, where --address does not say.",
     "OUTRIDER_API_KEY": "Key that generate and chat show, where --api-key does not say.",
     "OUTRIDER_TLS_CA": "CA of the gateway that generate, chat and doctor ask, where --tls-ca does "

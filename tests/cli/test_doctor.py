@@ -17,9 +17,10 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from outrider.cli.check_machine import check_machine, check_packages
 from outrider.cli.demo import free_ports
-from outrider.cli.finding import Level
+from outrider.cli.finding import Finding, Level
 from outrider.cli.main import main
 from outrider.serving.settings import DraftSettings, TargetSettings
+from outrider_kernels import native_build
 from protos.outrider.v1 import inference_pb2 as pb
 from protos.outrider.v1 import inference_pb2_grpc, target_pb2, target_pb2_grpc
 from tests.support.tiny_models import make_tiny_model
@@ -194,8 +195,11 @@ def test_what_rounded_weights_take_is_estimated(
     assert f"{taken / 2**20:.0f} MiB of weights" in text
 
 
-def test_an_int8_cache_takes_about_half_of_bfloat16(model: Path) -> None:
+def test_an_int8_cache_takes_about_half_of_bfloat16(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Values of a byte, and a scale of two for the 16 of a head of this model."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     flags = ("--target-dtype=bfloat16", "--target-kv-dtype=int8", "--target-kv-tokens=65536")
     text = Doctor(model, *flags).find("target memory", "ok")["text"]
     assert "and 9 MiB of cache for 65536 tokens" in text
@@ -203,14 +207,24 @@ def test_an_int8_cache_takes_about_half_of_bfloat16(model: Path) -> None:
     assert "and 10 MiB of cache for 65536 tokens" in text  # a scale of four bytes
 
 
-def test_a_cache_in_e4m3_is_for_tritons_kernels(model: Path) -> None:
+def test_a_cache_in_e4m3_is_for_tritons_kernels(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A problem before the start; where they compute, as small as int8."""
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
     e4m3 = "--target-kv-dtype=e4m3"
     found = Doctor(model, e4m3).find("target memory", "problem")
     assert "needs Triton's kernels" in found["text"] and "kv_dtype" in found["advice"]
     flags = (e4m3, "--target-kernels=triton", "--target-kv-tokens=65536")
     text = Doctor(model, *flags).find("target memory", "ok")["text"]
     assert "and 10 MiB of cache for 65536 tokens" in text
+
+
+def test_tritons_kernels_are_for_a_gpu(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A problem before the start, where the target would end with it."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    found = Doctor(model, "--target-kernels=triton").find("target kernels", "problem")
+    assert "need a GPU" in found["text"] and "kernels to auto" in found["advice"]
 
 
 @pytest.mark.parametrize(
@@ -383,3 +397,19 @@ def test_threads_and_variables_that_slow_things_down() -> None:
     findings = list(check_machine(TargetSettings(threads=4096), DraftSettings(), environment))
     warned = {finding.topic for finding in findings if finding.level is Level.WARNING}
     assert {"threads", "environment"} <= warned
+
+
+def test_a_machine_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warning where steps would be compiled C++, with why they are not; else not a word."""
+    monkeypatch.setattr(native_build, "BEFOREHAND", tmp_path)
+    monkeypatch.setenv("CXX", "no-such-compiler")
+
+    def found(target: TargetSettings, draft: DraftSettings) -> list[Finding]:
+        every = check_machine(target, draft, {})
+        return [finding for finding in every if finding.topic == "operations"]
+
+    (missing,) = found(TargetSettings(), DraftSettings())
+    assert missing.level is Level.WARNING and "'no-such-compiler'" in missing.text
+    plain = TargetSettings(kernels="torch")
+    assert not found(plain, DraftSettings())
+    assert found(plain, DraftSettings(proposer="model", model="tiny")) == [missing]

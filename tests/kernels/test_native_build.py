@@ -275,6 +275,21 @@ def test_a_library_that_nobody_uses_goes_in_the_end(
     assert set((cache / "kernels").glob("*.so")) == {used, other, foreign}
 
 
+def test_what_a_start_will_find(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiler, and once it has worked the library; looking for them compiles nothing."""
+    monkeypatch.setattr(native_build, "runnable_sets", lambda: ["generic"])
+    compiler = make_compiler(tmp_path, 'echo code > "$out"')
+    monkeypatch.setenv("CXX", str(compiler))
+    assert (
+        native_build.prospect() == f"C++ for generic, which {compiler} compiles at the first start"
+    )
+    assert not cache.exists()
+    find_library("generic")
+    assert native_build.prospect() == "compiled C++ for generic"
+
+
 @pytest.mark.parametrize(
     ("variables", "reason"),
     [

@@ -146,8 +146,14 @@ def tiny_model(tmp_path: Path) -> Path:
     return make_tiny_model(tmp_path)
 
 
-def test_a_cpu_needs_the_interpreter(tiny_model: Path) -> None:
-    """The error names the variable; a service shows it as any other that a model causes."""
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_cpu_needs_the_interpreter(
+    installed: bool, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error names the variable, and a GPU first, as installing triton alone would not help; a
+    service shows it as any other that a model causes."""
+    if not installed:
+        monkeypatch.setattr(limits, "find_spec", lambda name: None)
     with pytest.raises(ModelError, match="need a GPU.*TRITON_INTERPRET=1"):
         LlamaModel.load(tiny_model, kernels="triton")
 

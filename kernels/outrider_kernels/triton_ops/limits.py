@@ -21,15 +21,20 @@ CHIPS = ((8, 0), (9, 0))
 
 def why_not_on(device: torch.device) -> str | None:
     """Why nothing can run there; None: it can, on a CPU slowly and for tests alone."""
-    if find_spec("triton") is None:
-        return "triton is not installed (pip install 'outrider[gpu]')"
+    installed = find_spec("triton") is not None
     if device.type == "cuda":
-        return None if torch.cuda.is_available() else "no CUDA device is found"
-    from triton import knobs
+        if not torch.cuda.is_available():
+            return "no CUDA device is found"
+        return None if installed else "triton is not installed (pip install 'outrider[gpu]')"
+    if installed:
+        from triton import knobs
 
-    if knobs.runtime.interpret:
-        return None
-    return "they need a GPU; on a CPU Triton's interpreter runs them for tests (TRITON_INTERPRET=1)"
+        if knobs.runtime.interpret:
+            return None
+    return (
+        "they need a GPU, such as device cuda:0; on a CPU Triton's interpreter runs them for tests "
+        "(triton installed, TRITON_INTERPRET=1)"
+    )
 
 
 def why_not_tried_on(device: torch.device) -> str | None:
