@@ -71,7 +71,7 @@ def test_steps_are_compared_with_memory() -> None:
 
 def test_captured_steps_are_compared() -> None:
     """All of them are replayed, none differs, and tables are laid out ahead."""
-    model = random_model(CONFIG, torch.float32, CPU, "triton")
+    model = random_model(CONFIG, "float32", CPU, "triton")
     report = check_graphs(model, lengths=(4, 20), k=2, rounds=4, graph_rows=8)
     # The first step knows that of the prompt which was short enough to be replayed.
     assert report == {
