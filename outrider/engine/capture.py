@@ -1,4 +1,4 @@
-"""Captured work: launched once, replayed as a whole. All of the engine that calls CUDA by its name.
+"""Captured work: launched once, replayed as a whole. Of captured steps all that names CUDA is here.
 
 On a CPU, where Triton's interpreter computes, nothing can be captured: the work is called again, on
 the same memory, so that tests see what a graph would do.
