@@ -44,3 +44,8 @@ def one_word(value: object) -> str:
 def indented(lines: str) -> str:
     """A traceback, say, whose lines none can take for those of a log."""
     return "\n".join(f"  {one_line(line)}" for line in lines.split("\n"))
+
+
+def counted(number: int, noun: str) -> str:
+    """1 round, 2 rounds; for nouns that take an s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from outrider.client.answers import Chunk, Finish, PromptToken, Token
-from outrider.text import for_terminal
+from outrider.text import counted, for_terminal
 
 DRAFTED_STYLE = "green"
 
@@ -59,9 +59,9 @@ class AnswerPrinter:
         self._show_scores("answer", [token for each in chunks for token in each.tokens])
         choice = f"choice {event.index}; " if self._num_choices > 1 else ""
         click.echo(
-            f"[{choice}{event.reason}; {event.completion_tokens} tokens; seed {event.seed}; "
-            f"{event.accepted} of {event.drafted} drafted tokens accepted "
-            f"in {event.rounds} rounds]",
+            f"[{choice}{event.reason}; {counted(event.completion_tokens, 'token')}; "
+            f"seed {event.seed}; {event.accepted} of {event.drafted} drafted tokens accepted "
+            f"in {counted(event.rounds, 'round')}]",
             err=True,
         )
 

@@ -27,7 +27,7 @@ from outrider.cli.gateway_options import gateway_options
 from outrider.cli.values import SECONDS, TEXT
 from outrider.client.answers import Chunk, Finish
 from outrider.serving.tls import ClientTls
-from outrider.text import is_text
+from outrider.text import counted, is_text
 
 PROMPT = "> "
 
@@ -199,7 +199,7 @@ def closing_line(finish: Finish, seconds: float, first_s: float) -> str:
     """What one answer took and what drafts did for it."""
     rate = finish.completion_tokens / seconds if seconds else 0.0
     return (
-        f"[{finish.reason}; {finish.completion_tokens} tokens, {rate:.1f} tokens/s, "
+        f"[{finish.reason}; {counted(finish.completion_tokens, 'token')}, {rate:.1f} tokens/s, "
         f"first after {first_s:.2f} s; {finish.accepted} of {finish.drafted} drafted tokens "
-        f"accepted in {finish.rounds} rounds; seed {finish.seed}]"
+        f"accepted in {counted(finish.rounds, 'round')}; seed {finish.seed}]"
     )

@@ -16,6 +16,7 @@ from outrider.cli.client import Question
 from outrider.client.answers import Finish
 from outrider.client.wire import Settings
 from outrider.params import SpeculationMode, SpeculationParams
+from outrider.text import counted
 
 
 class Quit(Exception):
@@ -55,9 +56,10 @@ class Totals:
         proposed = self.drafted + sum(self.unused.values())
         unused = ", ".join(f"{reason} {count}" for reason, count in sorted(self.unused.items()))
         return (
-            f"{self.answers} answers, {self.tokens} tokens, {rate:.1f} tokens/s\n"
+            f"{counted(self.answers, 'answer')}, {counted(self.tokens, 'token')}, "
+            f"{rate:.1f} tokens/s\n"
             f"{self.accepted} of {self.drafted} drafted tokens accepted{share} "
-            f"in {self.rounds} rounds; of {proposed} proposed unused: {unused or 'none'}"
+            f"in {counted(self.rounds, 'round')}; of {proposed} proposed unused: {unused or 'none'}"
         )
 
 

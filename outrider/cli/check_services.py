@@ -22,6 +22,7 @@ from outrider.serving.refusals import explain_refusal
 from outrider.serving.settings import SettingsError, split_addresses
 from outrider.serving.tls import ClientTls
 from outrider.serving.tls_settings import client_tls
+from outrider.text import counted
 from protos.outrider.v1 import (
     draft_pb2,
     draft_pb2_grpc,
@@ -226,8 +227,9 @@ def _ask_draft(channel: grpc.Channel, topic: str) -> Iterator[Finding]:
         return
     model = f" with {status.model} in {status.precision}" if status.model else ""
     what = f"{status.proposer} proposer{model}"
-    load = f"{status.streams} targets, {status.load.sessions} of {status.load.capacity} sequences"
-    yield ok(topic, f"{status.state}: {what}, {load}")
+    load = f"{status.load.sessions} of {status.load.capacity} sequences"
+    targets = counted(status.streams, "target")
+    yield ok(topic, f"{status.state}: {what}, {targets}, {load}")
 
 
 def _no_status(topic: str, error: grpc.RpcError) -> Finding:

@@ -22,7 +22,7 @@ from outrider.cli.gateway_options import credential_options
 from outrider.cli.options import origin
 from outrider.cli.up import given_addresses, stack_settings, up_options
 from outrider.serving.tls import ClientTls
-from outrider.text import one_line
+from outrider.text import counted, one_line
 
 COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.PROBLEM: "red"}
 
@@ -64,7 +64,9 @@ def doctor(
         click.echo(json.dumps({"ok": well, "findings": listed}, ensure_ascii=False, indent=1))
     else:
         nobody = "" if running else "; no service runs here"
-        click.echo(f"{counts[Level.PROBLEM]} problems, {counts[Level.WARNING]} warnings{nobody}")
+        problems = counted(counts[Level.PROBLEM], "problem")
+        warnings = counted(counts[Level.WARNING], "warning")
+        click.echo(f"{problems}, {warnings}{nobody}")
     raise click.exceptions.Exit(0 if well else 1)
 
 

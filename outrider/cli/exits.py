@@ -51,5 +51,7 @@ def report(
         message = f"what answers at {address} is no gateway: {details}"
     else:
         message = f"{code.name}: {details}"
+        if code is grpc.StatusCode.UNAUTHENTICATED:  # what to send is said for other programs
+            message += "; here by OUTRIDER_API_KEY or --api-key"
     click.echo(f"Error: {one_line(message)}", err=True)
     return BY_CODE.get(code, FAILED)

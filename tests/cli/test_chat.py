@@ -50,7 +50,7 @@ def test_answers_become_turns(gateway: ScriptedGateway) -> None:
     result = talk(gateway, "hello", "", "and now?", arguments=("--system", "Be brief."))
     assert result.exit_code == 0
     assert result.stdout == "Good morning\nGood morning\n"
-    assert "1 of 2 drafted tokens accepted in 1 rounds; seed 7" in result.stderr
+    assert "1 of 2 drafted tokens accepted in 1 round; seed 7" in result.stderr
     assert turns(gateway) == [
         ("system", "Be brief."),
         ("user", "hello"),
@@ -81,7 +81,7 @@ def test_stats_save_help_and_quit(gateway: ScriptedGateway, tmp_path: Path) -> N
     commands = ["/stats", f"/save {file}", "/help", "//slash", "/quit", "never asked"]
     result = talk(gateway, "hello", *commands)
     assert result.exit_code == 0
-    assert "1 answers, 2 tokens" in result.stderr
+    assert "1 answer, 2 tokens" in result.stderr
     assert "1 of 2 drafted tokens accepted (50%)" in result.stderr
     assert "/drafts on|off|K" in result.stderr
     saved = json.loads(file.read_text())

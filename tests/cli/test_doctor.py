@@ -120,7 +120,7 @@ def test_lines_for_people(model: Path) -> None:
     assert "problem  target model: '/nothing/here' is no model folder" in result.output
     assert "-> give a folder" in result.output
     last = result.output.splitlines()[-1]
-    assert last.startswith("1 problems, ") and last.endswith("; no service runs here")
+    assert last.startswith("1 problem, ") and last.endswith("; no service runs here")
 
 
 def test_a_model_that_was_not_fetched(

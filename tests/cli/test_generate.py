@@ -36,7 +36,7 @@ def test_the_text_goes_to_stdout_and_the_rest_to_stderr(gateway) -> None:
     result = ask(address, "Hello")
     assert result.exit_code == 0
     assert result.stdout == "Good morning\n"
-    assert "1 of 2 drafted tokens accepted in 1 rounds" in result.stderr
+    assert "1 of 2 drafted tokens accepted in 1 round]" in result.stderr
 
 
 def test_json_is_one_object_a_line(gateway) -> None:
@@ -282,9 +282,10 @@ def test_what_can_be_no_key_is_not_repeated(gateway) -> None:
 
 
 def test_a_missing_key_is_a_refusal(gateway) -> None:
-    """The status is that of a refused request, and the words are the gateway's."""
+    """The status is that of a refused request, and the words are the gateway's,
+    and how to give a key here."""
     script, address = gateway
     script.error, script.details = grpc.StatusCode.UNAUTHENTICATED, "no key"
     result = ask(address, "Hello")
     assert result.exit_code == 4
-    assert "UNAUTHENTICATED: no key" in result.stderr
+    assert "UNAUTHENTICATED: no key; here by OUTRIDER_API_KEY or --api-key" in result.stderr
