@@ -12,6 +12,7 @@ dropped), dflash (74: the draft ignored the temperature); fixed in mlx-swift-lm 
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -156,10 +157,13 @@ async def test_a_draft_without_its_distribution_is_no_draft(tiny_model: Path, dr
         for request in auto:
             request.speculation.mode = sampling_pb2.SpeculationParams.MODE_AUTO
             request.speculation.max_draft_tokens = 4
-        assert await ids_of_all(target, auto) == off
         drafts = (await target.status()).speculation
+        async with asyncio.timeout(60):
+            # Eight tokens may be there before a drafter has said a word.
+            while not drafts.unused["malformed"]:
+                assert await ids_of_all(target, auto) == off
+                drafts = (await target.status()).speculation
         assert drafts.drafted == 0
-        assert drafts.unused["malformed"] > 0
         assert drafts.frames["malformed"] > 0
 
 
