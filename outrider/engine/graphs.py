@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
@@ -36,16 +36,10 @@ def row_sizes(most_rows: int) -> list[int]:
 class Graphs:
     """The captured steps of a model with its cache."""
 
-    def __init__(
-        self,
-        model: LlamaModel,
-        cache: KVCache,
-        most_rows: int,
-        check_blocks: Callable[[Sequence[int]], None],
-    ) -> None:
+    def __init__(self, model: LlamaModel, cache: KVCache, most_rows: int) -> None:
         """Take the memory; nothing is captured yet. most_rows >= 1.
 
-        The model's operations must have `frames`; check_blocks raises for blocks that are none.
+        The model's operations must have `frames`.
         """
         config, device = model.config, model.device
         assert model.ops.frames is not None
@@ -65,7 +59,7 @@ class Graphs:
         self._logits = torch.empty(self._sizes[-1], config.vocab_size, device=device)
         size = self._frames.tables + most_places
         self._now, self._next = HostBuffer(size, device), HostBuffer(size, device)
-        self.tables = TableLayout(self._tables_of(self._now), most_blocks, check_blocks)
+        self.tables = TableLayout(self._tables_of(self._now), most_blocks, cache.check_blocks)
         """Counts how many were laid out in time."""
         self.num_replayed = 0
         """Steps."""
@@ -144,9 +138,10 @@ class Graphs:
             frame.token_ids, frame.positions, frame.slots, frame.logit_rows, frame.attention
         )
         logits = self._logits[: frame.num_rows]
+        model, cache = self._model, self._cache  # work that held self would keep both alive
 
         def work() -> None:
             frame.spread()
-            logits.copy_(self._model.forward(step, self._cache))
+            logits.copy_(model.forward(step, cache))
 
         return work

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections.abc import Sequence
 
 import torch
 
@@ -58,6 +59,11 @@ class KVCache:
     def block_bytes(self) -> int:
         """Memory of a block, in all layers."""
         return sum(each.nbytes for each in self.tensors) // self.num_blocks
+
+    def check_blocks(self, blocks: Sequence[int]) -> None:
+        """Raise ValueError for blocks that are not among its own; there is at least one."""
+        if not 0 <= min(blocks) <= max(blocks) < self.num_blocks:
+            raise ValueError("a block outside the cache")
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:

@@ -6,8 +6,6 @@ requests, of sampling, or of why a token is in the batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 
@@ -36,7 +34,7 @@ class Runner:
         self.graphs: Graphs | None = None
         """Steps that they compute give logits that are good until the next step."""
         if graph_rows and model.ops.frames is not None:
-            self.graphs = Graphs(model, self.cache, graph_rows, self._check_blocks)
+            self.graphs = Graphs(model, self.cache, graph_rows)
 
     @torch.inference_mode()
     def forward(self, batch: Batch) -> torch.Tensor:
@@ -80,7 +78,7 @@ class Runner:
         logits = None if self.graphs is None else self.graphs.replay(batch)
         if logits is None:
             for item in batch.items:
-                self._check_blocks(item.block_table)
+                self.cache.check_blocks(item.block_table)
         return logits
 
     def _check(self, item: BatchItem) -> None:
@@ -94,11 +92,6 @@ class Runner:
             )
         if not 0 <= min(item.token_ids) <= max(item.token_ids) < self.model.config.vocab_size:
             raise ValueError("a token id outside the vocabulary")
-
-    def _check_blocks(self, blocks: Sequence[int]) -> None:
-        """Raise ValueError for blocks that the cache does not have."""
-        if not 0 <= min(blocks) <= max(blocks) < self.cache.num_blocks:
-            raise ValueError("a block outside the cache")
 
     def _step_input(self, batch: Batch) -> StepInput:
         """All index arithmetic of the step, once for all layers.

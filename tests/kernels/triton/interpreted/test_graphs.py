@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import weakref
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -157,6 +158,15 @@ def test_bad_items_are_refused_and_forgotten(model: LlamaModel) -> None:
                 runner.forward(Batch([good, BatchItem([5], 0, bad, 1)]))
         check_same(runners, Batch([good]))
     assert graphs_of(runners[0]).num_replayed == 2
+
+
+def test_nothing_of_a_runner_outlives_it(model: LlamaModel) -> None:
+    """No cycle keeps its cache, or a device's memory would be taken until Python looks for one."""
+    runner = make_runner(model, 8)
+    runner.forward(Batch([BatchItem([5], 0, [3], 1)]))
+    cache, graphs = weakref.ref(runner.cache), weakref.ref(graphs_of(runner))
+    del runner
+    assert cache() is None and graphs() is None
 
 
 def test_sizes_of_graphs_leave_little_to_padding() -> None:
