@@ -117,8 +117,11 @@ def prospect() -> str:
     Raises Unavailable where it will find that there is nothing."""
     isa = runnable_sets()[0]
     path, compiler = _place_of(isa)
-    if compiler is None or is_whole(path):
-        return f"compiled C++ for {isa}"
+    try:
+        if compiler is None or is_whole(path):
+            return f"compiled C++ for {isa}"
+    except OSError as error:
+        raise Unavailable(f"the compiled kernels cannot be kept: {error}") from error
     return f"C++ for {isa}, which {compiler[0]} compiles at the first start"
 
 

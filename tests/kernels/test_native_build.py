@@ -288,6 +288,9 @@ def test_what_a_start_will_find(
     assert not cache.exists()
     find_library("generic")
     assert native_build.prospect() == "compiled C++ for generic"
+    monkeypatch.setenv("OUTRIDER_CACHE", str(compiler))  # a file in a folder's place
+    with pytest.raises(Unavailable, match="cannot be kept"):
+        native_build.prospect()
 
 
 @pytest.mark.parametrize(
