@@ -15,6 +15,7 @@ from outrider_kernels.triton_ops.variant import Variant
 from tests.kernels.triton.aot import SHARED_LIMITS, compile_for, kernel_of
 from tests.kernels.triton.resources import listed
 
+pytestmark = pytest.mark.timeout(180)  # one compiles for 10 s, on a busy machine far longer
 SAMPLE = 13
 """One form in so many is compiled in the short suite, all of them in the slow one."""
 
