@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_engine_on_tritons_kernels() -> None:
-    """All of its tests but those of real models, of another layout of the cache, and of a GPU."""
+    """All of its tests but those of real models and of a GPU."""
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/engine", "--kernels", "triton", "-q", "-rs",
          "-p", "no:cacheprovider"],
