@@ -164,7 +164,8 @@ async def check_found(model: Path, folder: Path, away_s: float) -> None:
             came_s = time.monotonic()
 
             async def drafts() -> bool:
-                request = greedy([5, 6, 7, 5, 6, 7, 5], 12, AUTO)
+                # So many that the model, quick as it is, is not done before a draft can be there.
+                request = greedy([5, 6, 7, 5, 6, 7, 5], 200, AUTO)
                 return (await target.answer(request)).speculation.drafted > 0
 
             await wait_until(drafts, USED_WITHIN_S)
